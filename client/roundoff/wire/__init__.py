@@ -1,0 +1,31 @@
+"""The schema and codec that client and server share, version 1. No torch in here."""
+
+from .answers import (
+    Alert as Alert,
+    AlertPage as AlertPage,
+    AlertState as AlertState,
+    Answer as Answer,
+    BatchTaken as BatchTaken,
+    Event as Event,
+    Heatmap as Heatmap,
+    LayerHealth as LayerHealth,
+    Problem as Problem,
+    RunPage as RunPage,
+    RunStarted as RunStarted,
+    RunSummary as RunSummary,
+    Series as Series,
+)
+from .columns import Column as Column
+from .ingest import (
+    WIRE_VERSION as WIRE_VERSION,
+    Batch as Batch,
+    GroupSamples as GroupSamples,
+    Headroom as Headroom,
+    Layer as Layer,
+    LayerSamples as LayerSamples,
+    ModelSamples as ModelSamples,
+    RunId as RunId,
+    RunStart as RunStart,
+    RunState as RunState,
+    Scalars as Scalars,
+)

@@ -1,0 +1,168 @@
+"""What the server answers. Figures draw from these, the query client returns them, the CLI prints them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from roundoff.metrics import State
+
+from .ingest import RunState, Wire
+
+AlertState = Literal["pending", "firing", "resolved"]
+
+
+class Answer(Wire):
+    """Base of the answers: a newer server may add fields, so unknown ones are ignored when read."""
+
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="strings")
+
+
+class RunStarted(Answer):
+    """Answer to `RunStart`: the attempt's number and the path of the run's page."""
+
+    run_id: str
+    attempt: int
+    page: str
+
+
+class BatchTaken(Answer):
+    """Answer to a `Batch`: committed, or known already."""
+
+    status: Literal["accepted", "duplicate"]
+    rows: int = 0
+
+
+class LayerHealth(Answer):
+    """One layer as it stands: its verdict and the figures over the present window, None where undefined."""
+
+    id: int
+    name: str
+    shape: list[int]
+    numel: int
+    dtype: str
+    strategy: str
+    health: State | None
+    lost_fraction: float | None
+    descent_efficiency: float | None
+
+
+class RunSummary(Answer):
+    """One run as it stands. Figures are over the present window of the whole model, None before it has one.
+
+    `strategy` is what the layers declare, joined by `+` where groups differ. `lr` is the first group's set
+    learning rate. `loss` is the last value of the scalar called `loss`, `spark` a few of it for a small line.
+    """
+
+    id: str
+    project: str
+    name: str
+    state: RunState
+    health: State | None
+    headline: str
+    explanation: str
+    strategy: str
+    step: int | None
+    first_seen: datetime
+    last_seen: datetime
+    attempts: int
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    tags: list[str] = Field(default_factory=list)
+    lr: float | None
+    loss: float | None
+    spark: list[float | None] = Field(default_factory=list)
+    lost_fraction: float | None
+    descent_efficiency: float | None
+    effective_lr: float | None
+    layers: int
+    layers_stalling: int
+    worst_layers: list[LayerHealth] = Field(default_factory=list)
+    alerts_firing: int
+    dropped: dict[str, int] = Field(default_factory=dict)
+    page: str
+
+
+class RunPage(Answer):
+    """Runs, newest first; `next_cursor` asks for the next page, None at the end."""
+
+    runs: list[RunSummary]
+    next_cursor: str | None = None
+
+
+class Series(Answer):
+    """One figure over steps. With `sampled`, each point is a bucket of `bucket` steps made from summed sums."""
+
+    run_id: str
+    metric: str
+    layer: str | None = None
+    steps: list[int]
+    values: list[float | None]
+    bucket: int = 1
+    sampled: bool = False
+
+
+class Heatmap(Answer):
+    """One figure for layers × steps, worst layer first: `values[i][j]` of `layers[i]` in the bucket at `steps[j]`."""
+
+    run_id: str
+    metric: str
+    layers: list[str]
+    steps: list[int]
+    values: list[list[float | None]]
+    bucket: int = 1
+    sampled: bool = False
+
+
+class Alert(Answer):
+    """One alert of one rule on one run. `layers` names the worst first, `layer_count` counts them all.
+
+    `model` says that the whole model is affected. `since_step` is where the condition began, `fired_step`
+    where the alert fired, `resolved_step` where it cleared; `reason` says why it was resolved.
+    """
+
+    id: str
+    project: str
+    run_id: str
+    run_name: str
+    rule: str
+    severity: Literal["warning", "critical"]
+    state: AlertState
+    model: bool
+    layers: list[str]
+    layer_count: int
+    headline: str
+    cure: str
+    since_step: int
+    fired_step: int | None
+    resolved_step: int | None
+    fired_at: datetime | None
+    resolved_at: datetime | None
+    reason: str | None = None
+    page: str
+
+
+class AlertPage(Answer):
+    """Alerts, newest first."""
+
+    alerts: list[Alert]
+    next_cursor: str | None = None
+
+
+class Event(Answer):
+    """What `GET /events` sends: something about this run is new up to `step`."""
+
+    run_id: str
+    kind: Literal["run", "samples", "alert"]
+    step: int | None = None
+
+
+class Problem(Answer):
+    """RFC 9457 problem document; `errors` names the fields of a bad body."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[dict[str, JsonValue]] = Field(default_factory=list)

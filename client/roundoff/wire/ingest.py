@@ -1,0 +1,167 @@
+"""What a client sends: the start of a run's attempt, and batches of columns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+
+from roundoff.metrics import COUNTS, HEADROOM_BINS, ROW
+
+from .columns import Column
+
+WIRE_VERSION = 1
+"""Counted up when the meaning of a field changes; a server reads its own version and the one before."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$")]
+RunState = Literal["running", "finished", "crashed", "preempted", "stale"]
+Placement = Literal["replicated", "sharded"]
+
+
+class Wire(BaseModel):
+    """Base of what travels: unknown fields are refused, non-finite floats are the strings NaN, Infinity, −Infinity."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+class RunStart(Wire):
+    """`PUT /runs/{run_id}`: create or resume, idempotent by `token`.
+
+    `token` names this process life; the same token gets the same attempt number. `first_step` is the first
+    optimizer step that this attempt will take. `promise_s` is when the client will next be heard, in seconds.
+    """
+
+    version: int = WIRE_VERSION
+    project: Name
+    name: Name
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    tags: list[Name] = Field(default_factory=list, max_length=64)
+    token: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    first_step: int = Field(0, ge=0)
+    rank: int = Field(0, ge=0)
+    world_size: int = Field(1, ge=1)
+    client: str = Field("", max_length=256)
+    promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
+
+
+class Layer(Wire):
+    """Declaration of one parameter tensor. `index` is its number within the run and attempt's writer."""
+
+    index: int = Field(ge=0)
+    name: Name
+    shape: list[int] = Field(max_length=16)
+    numel: int = Field(ge=0)
+    dtype: str = Field(max_length=64)
+    group: int = Field(0, ge=0)
+    strategy: str = Field("", max_length=64)
+    placement: Placement = "replicated"
+
+
+class Table(Wire):
+    """Columns of one length. `step` (i8) is the optimizer step, counted from 0."""
+
+    step: Column
+
+    def lengths(self) -> dict[str, int]:
+        """Length of every column by name, over what each row needs."""
+        return {"step": len(self.step)}
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        wrong = {name: n for name, n in self.lengths().items() if n != len(self.step)}
+        if wrong:
+            raise ValueError(f"columns differ in length from step ({len(self.step)}): {wrong}")
+        return self
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+class ModelSamples(Table):
+    """One row per sampled step: the sums over all watched layers, columns by the names in `metrics.ROW`."""
+
+    sums: dict[str, Column]
+
+    def lengths(self) -> dict[str, int]:
+        return super().lengths() | {name: len(column) for name, column in self.sums.items()}
+
+    @model_validator(mode="after")
+    def _known_columns(self) -> Self:
+        if set(self.sums) != set(ROW):
+            missing, unknown = sorted(set(ROW) - set(self.sums)), sorted(set(self.sums) - set(ROW))
+            raise ValueError(f"sums need exactly the known columns: missing {missing}, unknown {unknown}")
+        for name, column in self.sums.items():
+            if column.type != ("i8" if name in COUNTS else "f8"):
+                raise ValueError(f"column {name} has type {column.type}")
+        return self
+
+
+class LayerSamples(ModelSamples):
+    """One row per layer and sampled step; `layer` (i8) holds declared indices."""
+
+    layer: Column
+
+    def lengths(self) -> dict[str, int]:
+        return super().lengths() | {"layer": len(self.layer)}
+
+
+class Headroom(Table):
+    """Histograms, `HEADROOM_BINS` numbers a row in one flat column each: counts (i8) and energies Σu² (f8)."""
+
+    layer: Column
+    counts: Column
+    energy: Column
+
+    def lengths(self) -> dict[str, int]:
+        flat = {name: len(column) for name, column in (("counts", self.counts), ("energy", self.energy))}
+        wrong = {name: n for name, n in flat.items() if n != HEADROOM_BINS * len(self.step)}
+        if wrong:
+            raise ValueError(f"{HEADROOM_BINS} numbers a row are needed: {wrong}")
+        return super().lengths() | {"layer": len(self.layer)}
+
+
+class GroupSamples(Table):
+    """Per parameter group and sampled step: its number, lr and weight decay."""
+
+    group: Column
+    lr: Column
+    weight_decay: Column
+
+    def lengths(self) -> dict[str, int]:
+        columns = (("group", self.group), ("lr", self.lr), ("weight_decay", self.weight_decay))
+        return super().lengths() | {name: len(column) for name, column in columns}
+
+
+class Scalars(Table):
+    """What the user logs: `name` (i8) indexes `names`; `value` (f8) keeps its 64-bit pattern."""
+
+    names: list[Name]
+    name: Column
+    value: Column
+
+    def lengths(self) -> dict[str, int]:
+        return super().lengths() | {"name": len(self.name), "value": len(self.value)}
+
+
+class Batch(Wire):
+    """`POST /runs/{run_id}/batches`. `(writer, seq)` makes it idempotent: sending it again is a no-op.
+
+    `layers` declares layers not declared before by this writer. `dropped` counts, by reason, what this
+    client has dropped so far in this attempt. `end` closes the attempt after the batch's rows.
+    """
+
+    version: int = WIRE_VERSION
+    writer: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    seq: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+    rank: int = Field(0, ge=0)
+    promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
+    layers: list[Layer] = Field(default_factory=list)
+    model: ModelSamples | None = None
+    samples: LayerSamples | None = None
+    headroom: Headroom | None = None
+    groups: GroupSamples | None = None
+    scalars: Scalars | None = None
+    dropped: dict[Name, int] = Field(default_factory=dict)
+    end: Literal["finished", "crashed", "preempted"] | None = None
