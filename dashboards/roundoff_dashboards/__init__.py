@@ -1,0 +1,1 @@
+"""The pages of roundoff and the figures on them."""

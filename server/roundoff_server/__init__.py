@@ -1,0 +1,1 @@
+"""The roundoff server: takes batches, keeps them, answers history, raises alerts."""
