@@ -167,7 +167,10 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("update_norm", "Update norm", "Euclidean norm of the intended update.", update_norm),
         Metric(
-            "update_ratio", "Update ratio", "Norm of the intended update over the weight's norm.", update_ratio
+            "update_ratio",
+            "Update ratio",
+            "Norm of the intended update over the weight's norm.",
+            update_ratio,
         ),
         Metric(
             "decay_lost_fraction",

@@ -41,7 +41,7 @@ def run_state(model: State | None, layers: Sequence[State | None]) -> State | No
     """The state of a run: broken or stalling if the model or any layer is; else what the model says."""
     for state in ("broken", "stalling"):
         if model == state or state in layers:
-            return state  # type: ignore[return-value]
+            return state
     return model
 
 

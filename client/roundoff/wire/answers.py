@@ -92,7 +92,7 @@ class RunPage(Answer):
 
 
 class Series(Answer):
-    """One figure over steps. With `sampled`, each point is a bucket of `bucket` steps made from summed sums."""
+    """One figure over steps. With `sampled`, each point is a bucket of `bucket` steps, from summed sums."""
 
     run_id: str
     metric: str
@@ -104,7 +104,7 @@ class Series(Answer):
 
 
 class Heatmap(Answer):
-    """One figure for layers × steps, worst layer first: `values[i][j]` of `layers[i]` in the bucket at `steps[j]`."""
+    """One figure for layers × steps, worst layer first: `values[i][j]` is `layers[i]` from `steps[j]` on."""
 
     run_id: str
     metric: str

@@ -20,7 +20,7 @@ Placement = Literal["replicated", "sharded"]
 
 
 class Wire(BaseModel):
-    """Base of what travels: unknown fields are refused, non-finite floats are the strings NaN, Infinity, −Infinity."""
+    """Base of what travels: unknown fields are refused, non-finite floats are NaN, Infinity, -Infinity."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
@@ -107,7 +107,7 @@ class LayerSamples(ModelSamples):
 
 
 class Headroom(Table):
-    """Histograms, `HEADROOM_BINS` numbers a row in one flat column each: counts (i8) and energies Σu² (f8)."""
+    """Histograms, `HEADROOM_BINS` numbers a row, flat: element counts (i8) and energies Σu² (f8)."""
 
     layer: Column
     counts: Column

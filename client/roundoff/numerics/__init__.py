@@ -1,0 +1,23 @@
+"""Rounding, error-free transforms and pairs: pure functions on tensors, no state (numerics §1–2)."""
+
+from .formats import (
+    FORMATS as FORMATS,
+    Format as Format,
+    format_of as format_of,
+    gap as gap,
+    round_to as round_to,
+    ulp as ulp,
+)
+from .pairs import (
+    add_to_pair as add_to_pair,
+    grow as grow,
+    join_master as join_master,
+    multiply as multiply,
+    split_master as split_master,
+)
+from .transforms import (
+    expand as expand,
+    fast_two_sum as fast_two_sum,
+    two_product as two_product,
+    two_sum as two_sum,
+)

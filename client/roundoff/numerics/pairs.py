@@ -1,0 +1,91 @@
+"""Values held as a pair hi + lo in a storage format, and as an exact float32 master in 16 + 16 bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .transforms import add, multiply_add, product, product_error, two_sum
+
+_HALF = 0x8000
+_QUIET_NAN = 0x7FC0
+
+
+def grow(hi: Tensor, lo: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Add x to the pair in storage arithmetic: (s, e) = TwoSum(hi, x), TwoSum(s, RN(lo + e)). [Collage]
+
+    All three of one storage dtype and of shapes that broadcast; returns (hi, lo) of that dtype.
+    """
+    s, error = two_sum(hi, x)
+    return two_sum(s, add(lo, error))
+
+
+def multiply(hi: Tensor, lo: Tensor, c_hi: Tensor, c_lo: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply the pair by the pair (c_hi, c_lo) in storage arithmetic (numerics §2).
+
+    All four of one storage dtype and of shapes that broadcast; returns (hi, lo) of that dtype. The released
+    code of [Collage] aliases its input here and never reduces the residual; this does.
+    """
+    p = product(hi, c_hi)
+    error = product_error(hi, c_hi, p)
+    t = product(lo, c_hi)
+    t = multiply_add(hi, c_lo, t)
+    return two_sum(p, add(t, error))
+
+
+def add_to_pair(hi: Tensor, lo: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Add a float32 update to the pair: t = hi + (lo + u) in binary32, hi' = RN(t), lo' = RN(t − hi') (§2).
+
+    `hi`, `lo`: one storage dtype of at most 16 bits; `u`: float32 of the same shape. Returns (hi', lo') with
+    abs(lo') ≤ ulp(hi')/2; in bfloat16 the error is at most 2⁻¹⁶ · max(abs(hi), abs(u), abs(hi')).
+    Where hi' is not finite, lo' is 0. Never compile this without `emulate_precision_casts`: the casts to
+    storage and back are the point, and a compiler removes them.
+    """
+    total = hi.to(torch.float32) + (lo.to(torch.float32) + u)
+    new_hi = total.to(hi.dtype)
+    rest = total - new_hi.to(torch.float32)
+    return new_hi, torch.where(new_hi.isfinite(), rest, 0.0).to(hi.dtype)
+
+
+def split_master(w32: Tensor) -> tuple[Tensor, Tensor]:
+    """Split float32 into (hi bfloat16, remainder int16) that hold it exactly, same shape (numerics §3).
+
+    hi is rounded to nearest, ties away from zero, on the bit pattern; the remainder is what 32-bit
+    wrap-around addition needs to come back. NaN becomes the quiet NaN of its sign with remainder 0. Raises
+    TypeError for another dtype.
+    """
+    if w32.dtype != torch.float32:
+        raise TypeError(f"split_master takes float32, got {w32.dtype}")
+    bits = w32.contiguous().view(torch.int32)
+    hi_bits = ((bits.to(torch.int64) + _HALF) >> 16) & 0xFFFF
+    remainder = bits.to(torch.int64) - (hi_bits << 16)
+    nan = w32.isnan()
+    sign = torch.where(bits < 0, 0x8000, 0)
+    hi_bits = torch.where(nan, sign | _QUIET_NAN, hi_bits)
+    remainder = torch.where(nan, 0, remainder)
+    return _as_int16(hi_bits).view(torch.bfloat16), _as_int16(remainder)
+
+
+def join_master(hi: Tensor, remainder: Tensor) -> Tensor:
+    """The float32 values that `split_master` split.
+
+    Raises TypeError unless hi is bfloat16 and remainder int16. A NaN word stands for NaN whatever its remainder.
+    """
+    if hi.dtype != torch.bfloat16 or remainder.dtype != torch.int16:
+        raise TypeError(
+            f"join_master takes bfloat16 and an int16 remainder, got {hi.dtype} and {remainder.dtype}; "
+            "a remainder that went through a float dtype is damaged"
+        )
+    high = hi.contiguous().view(torch.int16).to(torch.int64) << 16
+    joined = _as_int32(high + remainder.to(torch.int64)).view(torch.float32)
+    return torch.where(hi.isnan(), hi.to(torch.float32), joined)
+
+
+def _as_int16(values: Tensor) -> Tensor:
+    """int64 reduced modulo 2^16 into int16."""
+    return (((values & 0xFFFF) ^ _HALF) - _HALF).to(torch.int16)
+
+
+def _as_int32(values: Tensor) -> Tensor:
+    """int64 reduced modulo 2^32 into int32."""
+    return (((values & 0xFFFFFFFF) ^ (1 << 31)) - (1 << 31)).to(torch.int32)

@@ -1,0 +1,119 @@
+"""What an optimizer keeps for a weight: the plain word, a pair, or a float32 master.
+
+Each kind answers the four questions that the statistics ask of it. All tensors are flat, of one length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from roundoff.numerics import FORMATS, Format, add_to_pair, format_of
+
+_F32_BIAS = 127
+_F32_MANTISSA = 23
+
+
+class Stored(Protocol):
+    """Everything stored for a chunk of a weight, before and after one step."""
+
+    def finite(self) -> Tensor | bool:
+        """Where what is kept beside the visible word is finite before and after."""
+
+    def applied(self, seen: Tensor) -> Tensor:
+        """a, float32: the change of everything stored, given s = hi' − hi."""
+
+    def value(self, hi: Tensor) -> Tensor:
+        """w, float64: everything stored, before the step."""
+
+    def resolution(self, hi32: Tensor, u: Tensor) -> Tensor:
+        """log2(r), int32: the resolution of what is stored at w in the direction of u."""
+
+    def keeps(self, hi: Tensor, x: Tensor) -> Tensor:
+        """Where adding x (float32) alone would leave everything stored unchanged."""
+
+
+class Plain:
+    """The visible word is all there is."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+
+    def finite(self) -> Tensor | bool:
+        return True
+
+    def applied(self, seen: Tensor) -> Tensor:
+        return seen
+
+    def value(self, hi: Tensor) -> Tensor:
+        return hi.to(torch.float64)
+
+    def resolution(self, hi32: Tensor, u: Tensor) -> Tensor:
+        return gap_exponent(hi32, u, self._form)
+
+    def keeps(self, hi: Tensor, x: Tensor) -> Tensor:
+        return (hi.to(torch.float32) + x).to(hi.dtype) == hi
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """hi + lo, both in the storage format."""
+
+    lo: Tensor
+    lo_after: Tensor
+
+    def finite(self) -> Tensor | bool:
+        return self.lo.isfinite() & self.lo_after.isfinite()
+
+    def applied(self, seen: Tensor) -> Tensor:
+        # In this order: hi + lo itself is not exact in float32.
+        return seen + (self.lo_after.to(torch.float32) - self.lo.to(torch.float32))
+
+    def value(self, hi: Tensor) -> Tensor:
+        return hi.to(torch.float64) + self.lo.to(torch.float64)
+
+    def resolution(self, hi32: Tensor, u: Tensor) -> Tensor:
+        form = format_of(self.lo.dtype)
+        resolution = gap_exponent(hi32, u, form) - form.precision
+        # A narrow format runs out of range before lo runs out of digits; bfloat16 shares float32's range.
+        smallest = form.emin - form.precision + 1
+        return resolution if form.dtype == torch.bfloat16 else resolution.clamp_min_(smallest)
+
+    def keeps(self, hi: Tensor, x: Tensor) -> Tensor:
+        new_hi, new_lo = add_to_pair(hi, self.lo, x)
+        return (new_hi == hi) & (new_lo == self.lo)
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """A float32 copy that the step works on; the visible word is rounded from it."""
+
+    master: Tensor
+    master_after: Tensor
+
+    def finite(self) -> Tensor | bool:
+        return self.master.isfinite() & self.master_after.isfinite()
+
+    def applied(self, seen: Tensor) -> Tensor:  # noqa: ARG002
+        return self.master_after - self.master
+
+    def value(self, hi: Tensor) -> Tensor:  # noqa: ARG002
+        return self.master.to(torch.float64)
+
+    def resolution(self, hi32: Tensor, u: Tensor) -> Tensor:  # noqa: ARG002
+        return gap_exponent(self.master, u, FORMATS[torch.float32])
+
+    def keeps(self, hi: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002
+        return self.master + x == self.master
+
+
+def gap_exponent(w32: Tensor, u: Tensor, form: Format) -> Tensor:
+    """log2 of gap(w, u) as int32, for values of `form` held in float32 (numerics §1)."""
+    bits = w32.view(torch.int32)
+    exponent = ((bits >> _F32_MANTISSA) & 0xFF) - _F32_BIAS
+    is_power = (bits & ((1 << _F32_MANTISSA) - 1) == 0) & (exponent > form.emin)
+    toward_zero = torch.signbit(w32) != torch.signbit(u)
+    return exponent.clamp_min(form.emin) - (form.precision - 1) - (is_power & toward_zero & (u != 0)).int()
