@@ -13,7 +13,17 @@ from .columns import Column
 WIRE_VERSION = 1
 """Counted up when the meaning of a field changes; a server reads its own version and the one before."""
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+NO_NUL = r"^[^\x00]*$"
+"""PostgreSQL's text cannot hold the character NUL, so no name may."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=NO_NUL)]
+Word = Annotated[str, StringConstraints(max_length=64, pattern=NO_NUL)]
+Step = Annotated[int, Field(ge=0, le=2**53)]
+"""Steps and counts stay whole in a JSON number and in a 64-bit column."""
+
+Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""Ranks, groups, attempts: what a 32-bit column holds."""
+
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$")]
 RunState = Literal["running", "finished", "crashed", "preempted", "stale"]
 Placement = Literal["replicated", "sharded"]
@@ -37,24 +47,24 @@ class RunStart(Wire):
     name: Name
     config: dict[str, JsonValue] = Field(default_factory=dict)
     tags: list[Name] = Field(default_factory=list, max_length=64)
-    token: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    first_step: int = Field(0, ge=0)
-    rank: int = Field(0, ge=0)
-    world_size: int = Field(1, ge=1)
-    client: str = Field("", max_length=256)
+    token: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_NUL)]
+    first_step: Step = 0
+    rank: Small = 0
+    world_size: int = Field(1, ge=1, le=2**31 - 1)
+    client: str = Field("", max_length=256, pattern=NO_NUL)
     promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
 
 
 class Layer(Wire):
     """Declaration of one parameter tensor. `index` is its number within the run and attempt's writer."""
 
-    index: int = Field(ge=0)
+    index: Step
     name: Name
-    shape: list[int] = Field(max_length=16)
-    numel: int = Field(ge=0)
-    dtype: str = Field(max_length=64)
-    group: int = Field(0, ge=0)
-    strategy: str = Field("", max_length=64)
+    shape: list[Step] = Field(max_length=16)
+    numel: Step
+    dtype: Word
+    group: Small = 0
+    strategy: Word = ""
     placement: Placement = "replicated"
 
 
@@ -152,10 +162,10 @@ class Batch(Wire):
     """
 
     version: int = WIRE_VERSION
-    writer: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    seq: int = Field(ge=0)
-    attempt: int = Field(ge=1)
-    rank: int = Field(0, ge=0)
+    writer: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_NUL)]
+    seq: Step
+    attempt: int = Field(ge=1, le=2**31 - 1)
+    rank: Small = 0
     promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     layers: list[Layer] = Field(default_factory=list)
     model: ModelSamples | None = None
@@ -163,5 +173,5 @@ class Batch(Wire):
     headroom: Headroom | None = None
     groups: GroupSamples | None = None
     scalars: Scalars | None = None
-    dropped: dict[Name, int] = Field(default_factory=dict)
+    dropped: dict[Name, Step] = Field(default_factory=dict)
     end: Literal["finished", "crashed", "preempted"] | None = None
