@@ -42,9 +42,7 @@ class Source(Protocol):
         `layer` is a layer's id or name, a module prefix of names (summed), or None for the whole model.
         """
 
-    def heatmap(
-        self, run_id: str, metric: str, *, max_steps: int = 400, max_layers: int = 200
-    ) -> Heatmap:
+    def heatmap(self, run_id: str, metric: str, *, max_steps: int = 400, max_layers: int = 200) -> Heatmap:
         """A figure for layers × step buckets, worst layers first."""
 
     def alerts(
