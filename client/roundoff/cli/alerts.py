@@ -1,0 +1,73 @@
+"""`roundoff alerts`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from roundoff.metrics import name_some
+from roundoff.query import Client
+from roundoff.wire import Alert
+
+from .source import Database, Json, Server, Token, open_source
+from .terminal import age, output, print_json, table
+
+STATE_STYLE = {"firing": "bold red", "pending": "yellow", "resolved": "dim"}
+
+
+def alerts(
+    project: Annotated[str | None, typer.Option(metavar="NAME", help="Only alerts of this project.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="ID", help="Only alerts of this run.")] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Only alerts that are pending, firing or resolved.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, newest first.")] = 50,
+    as_json: Json = False,
+    server: Server = None,
+    token: Token = None,
+    database: Database = None,
+) -> None:
+    """List alerts: which run, since which step, which layers, and the cure; newest first."""
+    with open_source(server, token, database) as source:
+        found = _collect(source, run, project, state, limit)
+    if as_json:
+        print_json([*found])
+    elif found:
+        _print(found)
+    else:
+        output.print("No alerts.", style="dim")
+
+
+def _collect(
+    source: Client, run: str | None, project: str | None, state: str | None, limit: int
+) -> list[Alert]:
+    found: list[Alert] = []
+    cursor = None
+    while len(found) < limit:
+        size = min(limit - len(found), 100)
+        page = source.alerts(run_id=run, project=project, state=state, limit=size, cursor=cursor)
+        found += page.alerts
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return found[:limit]
+
+
+def _print(found: list[Alert]) -> None:
+    shown = table("run", "rule", "state", "since step", "what", "age", right=("since step", "age"))
+    for alert in found:
+        named = name_some(alert.layers[:3] + [""] * (alert.layer_count - len(alert.layers[:3])))
+        what = Text(alert.headline)
+        what.append(f"\n{named}" if alert.layers else "", style="dim")
+        what.append(f"\n{alert.cure}", style="dim")
+        shown.add_row(
+            Text(f"{alert.project}/{alert.run_name}"),
+            Text(alert.rule),
+            Text(alert.state, style=STATE_STYLE.get(alert.state, "")),
+            f"{alert.since_step:,}",
+            what,
+            age(alert.fired_at),
+        )
+    output.print(shown)

@@ -1,0 +1,77 @@
+"""`roundoff runs`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from roundoff.metrics import percent
+from roundoff.query import Client
+from roundoff.wire import RunSummary
+
+from .source import Database, Json, Server, Token, open_source
+from .terminal import age, health, number, output, print_json, table
+
+
+def runs(
+    project: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs of this project.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATE", help="Only runs that are running, finished, crashed, preempted or stale."
+        ),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option("--search", "-q", metavar="TEXT", help="Text in project, name or id.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, newest first.")] = 50,
+    as_json: Json = False,
+    server: Server = None,
+    token: Token = None,
+    database: Database = None,
+) -> None:
+    """List runs with their state, verdict and figures, newest first."""
+    with open_source(server, token, database) as source:
+        found = _collect(source, project, state, search, limit)
+    if as_json:
+        print_json([*found])
+    elif found:
+        _print(found)
+    else:
+        output.print("No runs.", style="dim")
+
+
+def _collect(
+    source: Client, project: str | None, state: str | None, search: str | None, limit: int
+) -> list[RunSummary]:
+    found: list[RunSummary] = []
+    cursor = None
+    while len(found) < limit:
+        size = min(limit - len(found), 100)
+        page = source.runs(project=project, state=state, q=search, limit=size, cursor=cursor)
+        found += page.runs
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return found[:limit]
+
+
+def _print(found: list[RunSummary]) -> None:
+    shown = table(
+        "run", "state", "verdict", "step", "loss", "lost", "efficiency", "alerts", "seen",
+        right=("step", "loss", "lost", "efficiency", "alerts", "seen"),
+    )  # fmt: skip
+    for run in found:
+        shown.add_row(
+            f"{run.project}/{run.name}".replace("[", r"\["),
+            run.state,
+            health(run.health),
+            "–" if run.step is None else f"{run.step:,}",
+            number(run.loss),
+            percent(run.lost_fraction).replace("n/a", "–"),
+            number(run.descent_efficiency, 3),
+            str(run.alerts_firing or "–"),
+            age(run.last_seen),
+        )
+    output.print(shown)

@@ -1,0 +1,208 @@
+"""The two queues between a training thread and the server, both bounded in bytes.
+
+`Inbox` is what the training thread sees: it hands over references and never waits. `Backlog` holds plain
+numbers until the server has them, and sheds the finest detail first when it is full.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .counters import Counts
+from .records import OVERHEAD, Declared, Logged, Record, Rows, Scalar, expected_cost
+from .sample import Sample
+
+INBOX_BYTES = 32 * 2**20
+"""Handed over and not read yet; reached only when the collector cannot keep up with the training thread."""
+
+BACKLOG_BYTES = 128 * 2**20
+"""Read and not acknowledged yet; reached after a long time without a server."""
+
+HISTOGRAMS = "histograms (queue full)"
+LAYER_ROWS = "layer rows (queue full)"
+POINTS = "points (queue full)"
+
+
+@dataclass(slots=True)
+class Handed:
+    """One thing as it was handed over. `values` of a log call may still be on a device."""
+
+    what: Sample | Declared | tuple[int, dict[str, float | Scalar]]
+    taken_at: float
+    cost: int
+    keep_rows: bool = True
+
+
+class Inbox:
+    """Bounded hand-over. Callers append and never wait for the collector; one collector drains."""
+
+    def __init__(self, counts: Counts, limit: int = INBOX_BYTES) -> None:
+        self._counts = counts
+        self._limit = limit
+        self._items: deque[Handed] = deque()
+        self._callers = threading.Lock()
+        self._put = 0
+        self._drained = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def half_full(self) -> bool:
+        """Whether the collector should be woken."""
+        return 2 * (self._put - self._drained) > self._limit or len(self._items) > 1000
+
+    def declare(self, declared: Declared, now: float) -> None:
+        """Layers are always taken: their number is that of the model's parameters."""
+        self._append(Handed(declared, now, declared.cost))
+
+    def log(self, step: int, values: dict[str, float | Scalar], now: float) -> None:
+        """Logged values; dropped and counted when even the reserve for them is used up."""
+        self._counts.take(len(values))
+        cost = OVERHEAD + 100 * len(values)
+        if self._free() + self._limit // 2 < cost:
+            self._counts.drop(POINTS, len(values))
+        else:
+            self._append(Handed((step, values), now, cost))
+
+    def sample(self, sample: Sample, now: float) -> None:
+        """A sampled step; when full, without its histograms, then without its layer rows."""
+        self._counts.take(1)
+        sums, histograms = expected_cost(sample)
+        free = self._free()
+        if histograms and free < sums + histograms:
+            self._counts.drop(HISTOGRAMS, len(sample.layers))
+            sample, histograms = replace(sample, headroom=None), 0
+        keep_rows = free >= sums
+        if free + self._limit // 2 < sums:
+            self._counts.drop(POINTS)
+            return
+        if not keep_rows:
+            self._counts.drop(LAYER_ROWS, len(sample.layers))
+        self._append(Handed(sample, now, sums + histograms, keep_rows))
+
+    def drain(self) -> Iterator[Handed]:
+        """Everything that is there now, oldest first."""
+        for _ in range(len(self._items)):
+            item = self._items.popleft()
+            self._drained += item.cost
+            yield item
+
+    def _free(self) -> int:
+        return self._limit - (self._put - self._drained)
+
+    def _append(self, item: Handed) -> None:
+        # Only callers share this lock, and nothing under it waits: the collector reads without it.
+        with self._callers:
+            self._put += item.cost
+            self._items.append(item)
+
+
+class Backlog:
+    """Records in order of arrival. `put` and `take` may be called from different threads."""
+
+    def __init__(self, counts: Counts, limit: int = BACKLOG_BYTES) -> None:
+        self._counts = counts
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._records: deque[Record] = deque()
+        self._with_headroom: deque[Rows] = deque()
+        self._with_rows: deque[Rows] = deque()
+        self._cost = 0
+        self._points = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def points(self) -> int:
+        """Logged values and sampled steps in here."""
+        return self._points
+
+    @property
+    def cost(self) -> int:
+        """Bytes that the records are taken to occupy."""
+        return self._cost
+
+    def oldest(self) -> float | None:
+        """When the oldest record was handed over."""
+        try:
+            return self._records[0].taken_at
+        except IndexError:
+            return None
+
+    def put(self, record: Record) -> None:
+        """Append, and shed as much as needed to stay within the limit."""
+        with self._lock:
+            self._records.append(record)
+            self._cost += record.cost
+            self._points += record.points
+            if isinstance(record, Rows):
+                if record.headroom is not None:
+                    self._with_headroom.append(record)
+                if record.sums is not None:
+                    self._with_rows.append(record)
+            while self._cost > self._limit and self._shed():
+                pass
+
+    def take(self, records: int, cost: int) -> list[Record]:
+        """Remove and return the oldest: at most `records` of them and `cost` bytes, at least one."""
+        taken: list[Record] = []
+        with self._lock:
+            while self._records and len(taken) < records:
+                if taken and cost < self._records[0].cost:
+                    break
+                record = self._records.popleft()
+                cost -= record.cost
+                self._forget(record)
+                taken.append(record)
+        return taken
+
+    def drop_all(self, reason: str) -> None:
+        """Give up what is left, counted."""
+        with self._lock:
+            self._counts.drop(reason, self._points)
+            self._records.clear()
+            self._with_headroom.clear()
+            self._with_rows.clear()
+            self._cost = self._points = 0
+
+    def _forget(self, record: Record) -> None:
+        self._cost -= record.cost
+        self._points -= record.points
+        if self._with_headroom and self._with_headroom[0] is record:
+            self._with_headroom.popleft()
+        if self._with_rows and self._with_rows[0] is record:
+            self._with_rows.popleft()
+
+    def _shed(self) -> bool:
+        """Drop one piece of the finest detail there is, oldest first; False if nothing can go."""
+        if self._with_headroom:
+            rows = self._with_headroom.popleft()
+            self._cost -= rows.cost
+            rows.headroom = None
+            self._cost += rows.cost
+            self._counts.drop(HISTOGRAMS, len(rows.layers))
+        elif self._with_rows:
+            rows = self._with_rows.popleft()
+            self._cost -= rows.cost
+            rows.sums = None
+            self._cost += rows.cost
+            self._counts.drop(LAYER_ROWS, len(rows.layers))
+        else:
+            return self._drop_oldest()
+        return True
+
+    def _drop_oldest(self) -> bool:
+        """Drop the oldest value or model row; declared layers stay, later records refer to them."""
+        for index, record in enumerate(self._records):
+            if isinstance(record, Logged | Rows):
+                del self._records[index]
+                self._cost -= record.cost
+                self._points -= record.points
+                self._counts.drop(POINTS, record.points)
+                return True
+        return False
