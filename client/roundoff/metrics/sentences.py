@@ -89,7 +89,8 @@ def _stalling(
 ) -> Verdict:
     when = "" if since is None else f"Since step {since:,}: "
     headline = (
-        f"{len(stalling)} of {layers} layers lose most of their updates to rounding."
+        f"{len(stalling)} of {layers} layers {'loses' if len(stalling) == 1 else 'lose'} most of "
+        f"{'its' if len(stalling) == 1 else 'their'} updates to rounding."
         if stalling
         else "Most of the updates are lost to rounding."
     )
@@ -101,8 +102,9 @@ def _stalling(
             f"the gradients.{named}"
         )
     else:
+        which = "this layer hardly moves" if len(stalling) == 1 else "these layers hardly move"
         text = (
-            f"{when}these layers hardly move although the model as a whole still stores {efficiency} of its "
-            f"descent, so the loss does not show it.{named}"
+            f"{when}{which}, while the model as a whole still stores {efficiency} of its descent; the loss "
+            f"need not show it.{named}"
         )
     return Verdict("stalling", headline, text[0].upper() + text[1:])

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from roundoff.metrics import COUNTS, HEADROOM_BINS, HEADROOM_HIGH, HEADROOM_LOW, ROW, SUMS, Sums
-from roundoff.numerics import format_of, join_master
+from roundoff.numerics import format_of
 from roundoff.numerics.formats import exponent
 
-from .stored import Master, Pair, Plain, Stored
+from .stored import Stored, stored_between
 
 CHUNK = 1 << 17
 """Elements measured at a time: their temporaries stay in cache and memory stays bounded."""
@@ -174,9 +174,11 @@ def measure(
     meter = Meter(param.device)
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for chunk in _chunks({"param": param, **given}):
-        stored = _stored(chunk)
-        u = chunk["intended"]
-        meter.update(chunk["param"], chunk["param_after"], u, stored, chunk.get("decay"))
+        after = {
+            name.removesuffix("_after"): words for name, words in chunk.items() if name.endswith("_after")
+        }
+        stored = stored_between(chunk, after)
+        meter.update(chunk["param"], after["param"], chunk["intended"], stored, chunk.get("decay"))
     meter.finish()
     return meter.sums()
 
@@ -203,19 +205,6 @@ def measure_moment(
             chunk["v"], chunk["v_after"], chunk["grad"], beta2, chunk.get("v_lo"), chunk.get("v_lo_after")
         )
     return meter.sums()
-
-
-def _stored(chunk: dict[str, Tensor]) -> Stored:
-    hi, lo = chunk["param"], chunk.get("lo")
-    if "master" in chunk:
-        return Master(chunk["master"], chunk["master_after"])
-    if lo is None:
-        return Plain(format_of(hi.dtype))
-    if lo.dtype == torch.int16:
-        return Master(join_master(hi, lo), join_master(chunk["param_after"], chunk["lo_after"]))
-    if lo.dtype != hi.dtype:
-        raise TypeError(f"lo must be {hi.dtype} like the parameter, or int16 for a remainder; got {lo.dtype}")
-    return Pair(lo, chunk["lo_after"])
 
 
 def _check_shapes(first: Tensor, others: dict[str, Tensor | None]) -> None:

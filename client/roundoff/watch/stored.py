@@ -5,13 +5,14 @@ Each kind answers the four questions that the statistics ask of it. All tensors 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from roundoff.numerics import FORMATS, Format, add_to_pair, format_of
+from roundoff.numerics import FORMATS, Format, add_to_pair, format_of, join_master
 
 _F32_BIAS = 127
 _F32_MANTISSA = 23
@@ -108,6 +109,23 @@ class Master:
 
     def keeps(self, hi: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002
         return self.master + x == self.master
+
+
+def stored_between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Stored:
+    """What is kept, from words named `param`, and `lo` (int16: the remainder of an exact master) or `master`.
+
+    Raises TypeError where lo's dtype fits neither kind.
+    """
+    hi, lo = before["param"], before.get("lo")
+    if "master" in before:
+        return Master(before["master"], after["master"])
+    if lo is None:
+        return Plain(format_of(hi.dtype))
+    if lo.dtype == torch.int16:
+        return Master(join_master(hi, lo), join_master(after["param"], after["lo"]))
+    if lo.dtype != hi.dtype:
+        raise TypeError(f"lo must be {hi.dtype} like the parameter, or int16 for a remainder; got {lo.dtype}")
+    return Pair(lo, after["lo"])
 
 
 def gap_exponent(w32: Tensor, u: Tensor, form: Format) -> Tensor:

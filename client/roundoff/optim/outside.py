@@ -1,0 +1,37 @@
+"""Notice that a weight was changed between two steps by somebody else, so that stale words are not used.
+
+lo and a master belong to the weight as the last step left it. After a reload or an EMA swap they would move
+the new weight back (numerics §3, rule 8).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roundoff.watch.words import sampled_words
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """A parameter as the last step left it: PyTorch's version counter and a few of its words."""
+
+    version: int
+    words: Tensor
+
+    @classmethod
+    def of(cls, param: Tensor) -> Seal:
+        """Seal a parameter now. Nothing waits for the device."""
+        return cls(param._version, sampled_words(param))
+
+    def broken(self, param: Tensor) -> bool:
+        """Whether sampled words differ.
+
+        Off the CPU the words are compared only where the version counter moved, since comparing waits for
+        the device; there, a write through `.data` that leaves the counter alone goes unseen.
+        """
+        if param.device.type != "cpu" and param._version == self.version:
+            return False
+        return not torch.equal(sampled_words(param), self.words)

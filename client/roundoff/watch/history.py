@@ -1,0 +1,99 @@
+"""What has been seen so far, in constant memory: one track per layer and one for the model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from roundoff.delivery.sample import Sample
+from roundoff.metrics import (
+    ROW,
+    WARMUP_STEPS,
+    State,
+    Totals,
+    Track,
+    Verdict,
+    descent_efficiency,
+    lost_fraction,
+    run_verdict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLine:
+    """One layer as it stands: verdict and figures over its window, None where undefined."""
+
+    name: str
+    state: State | None
+    lost_fraction: float | None
+    descent_efficiency: float | None
+
+
+class History:
+    """Follows the samples of a run for the verdict in the terminal.
+
+    The newest sample is read one sample later, when the device has long finished it, so that taking one
+    does not wait.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.samples = 0
+        self.last_step: int | None = None
+        self.lr: float | None = None
+        self._model = Track()
+        self._layers = [Track() for _ in self.names]
+        self._waiting: deque[Sample] = deque()
+
+    def take(self, sample: Sample) -> None:
+        """Take a sample; the ones before it are read now."""
+        self._read()
+        self._waiting.append(sample)
+
+    def lines(self) -> list[LayerLine]:
+        """Every layer as it stands, worst first: stalling before the rest, least efficient first."""
+        self._read()
+        lines = [self._line(name, track) for name, track in zip(self.names, self._layers, strict=True)]
+        rank: dict[State | None, int] = {"broken": 0, "stalling": 1}
+        return sorted(lines, key=lambda line: (rank.get(line.state, 2), _or_last(line.descent_efficiency)))
+
+    @property
+    def window(self) -> Totals:
+        """The model's sums over the present window."""
+        self._read()
+        return self._model.window
+
+    def verdict(self) -> Verdict:
+        """The verdict on the run so far."""
+        lines = self.lines()
+        stalling = [line.name for line in lines if line.state == "stalling"]
+        broken = [line.name for line in lines if line.state == "broken"]
+        state = self._model.state(self.lr)
+        return run_verdict(state, self.window, stalling, broken, len(self.names))
+
+    def _line(self, name: str, track: Track) -> LayerLine:
+        window = track.window
+        return LayerLine(name, track.state(self.lr), lost_fraction(window), descent_efficiency(window))
+
+    def _read(self) -> None:
+        while self._waiting:
+            sample = self._waiting.popleft()
+            self.samples += 1
+            self.last_step = sample.step
+            self.lr = sample.groups[0].lr if sample.groups else None
+            if sample.step < WARMUP_STEPS:
+                continue
+            rows = sample.sums.tolist()
+            for index, row in zip(sample.layers, rows, strict=True):
+                self._layers[index].add(_named(row))
+            self._model.add(_named([sum(column) for column in zip(*rows, strict=True)]))
+
+
+def _named(row: Sequence[float]) -> SimpleNamespace:
+    return SimpleNamespace(**dict(zip(ROW, row, strict=True)))
+
+
+def _or_last(value: float | None) -> float:
+    return float("inf") if value is None else value

@@ -1,0 +1,62 @@
+"""The verdict table in the terminal: one look tells whether precision hurts, and where."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roundoff.metrics import descent_efficiency, lost_fraction, percent
+
+from .history import History
+
+SHOWN_LAYERS = 12
+"""Layers in the table; the rest is counted."""
+
+_STYLE = {"stalling": "bold red", "broken": "bold magenta", "healthy": "green", "idle": "dim"}
+
+
+def print_report(history: History, console: Console | None = None) -> None:
+    """Print the verdict, the model's figures and the worst layers."""
+    console = console or Console(stderr=True)
+    verdict = history.verdict()
+    word = (verdict.state or "waiting").capitalize()
+    headline = Text.assemble((f"{word}. ", _STYLE.get(verdict.state or "", "bold")), verdict.headline)
+    console.print()
+    console.print(headline)
+    console.print(Text(verdict.explanation))
+    if not history.samples:
+        return
+    console.print(_table(history))
+    hidden = len(history.names) - SHOWN_LAYERS
+    if hidden > 0:
+        console.print(Text(f"and {hidden} more layers, none of them worse", style="dim"))
+
+
+def _table(history: History) -> Table:
+    title = f"{history.samples} samples, last at step {history.last_step:,}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    table.add_column("verdict")
+    table.add_column("updates lost", justify="right")
+    table.add_column("descent efficiency", justify="right")
+    window = history.window
+    table.add_row(
+        Text("whole model", style="bold"),
+        "",
+        percent(lost_fraction(window)),
+        _ratio(descent_efficiency(window)),
+    )
+    for line in history.lines()[:SHOWN_LAYERS]:
+        state = line.state or "waiting"
+        table.add_row(
+            Text(line.name),
+            Text(state, style=_STYLE.get(state, "")),
+            percent(line.lost_fraction),
+            _ratio(line.descent_efficiency),
+        )
+    return table
+
+
+def _ratio(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3f}"
