@@ -82,7 +82,7 @@ def _measure(w: NDArray[np.float32], u: NDArray[np.float32], pair: bool) -> tupl
 
 @dataclass
 class Training:
-    """`rows[i][j]` is the row of layer i at `steps[j]`; `model[j]` the sums over layers; one loss a sample."""
+    """`rows[i][j]` is the row of layer i at `steps[j]`; `model[j]` the sums over layers."""
 
     names: list[str]
     size: int
@@ -120,7 +120,7 @@ class Training:
         ]
 
     def batch(self, first: int, last: int, *, writer: str, seq: int, attempt: int) -> Batch:
-        """Samples `first` to `last` (exclusive, by position) as one batch; the first one declares the layers."""
+        """Samples `first` to `last` (exclusive, by position) as one batch; the first declares layers."""
         chosen = range(first, last)
         steps = [self.steps[j] for j in chosen]
         flat = [(self.steps[j], i, self.rows[i][j]) for j in chosen for i in range(len(self.names))]
@@ -169,7 +169,7 @@ def simulate(
     names: list[str] | None = None,
     seed: int = 0,
 ) -> Training:
-    """Train for `steps` steps and sample every `every`. `strategy` is `none`, or `plus` for a lossless pair."""
+    """Train for `steps` steps and sample every `every`. `strategy`: `none`, or `plus` for a lossless pair."""
     rng = np.random.default_rng(seed)
     names = layer_names(blocks) if names is None else names
     weights = [_start(name, size, rng) for name in names]

@@ -1,4 +1,4 @@
-"""A `Source` in memory instead of the server: figures and pages depend on answers alone, and every odd one is easy to hold here."""
+"""A `Source` in memory, not the server: pages depend on answers alone, and odd ones are easy to make here."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from simulated_training import Training
-
 from roundoff.metrics import METRICS, State, descent_efficiency, lost_fraction, run_state, run_verdict
 from roundoff.wire import Alert, AlertPage, Heatmap, LayerHealth, RunPage, RunSummary, Series
+from simulated_training import Training
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 

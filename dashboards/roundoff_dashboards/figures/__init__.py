@@ -1,4 +1,4 @@
-"""Figures as pure functions: answers of the server in, `plotly.graph_objects.Figure` out. Usable in a notebook."""
+"""Figures as pure functions: answers of the server in, Plotly figures out. Usable in a notebook."""
 
 from .curves import alert_spans as alert_spans, efficiency as efficiency, loss as loss
 from .heatmap import heatmap as heatmap

@@ -48,7 +48,7 @@ def loss(
     values = _values(series)
     low, high = _settled_range(np.array(series.steps), values)
     figure = _curve(series, values, alerts, colors, last_step, (low, high), "loss", ".4~g")
-    _label_end(figure, series, values, colors, (low, high))
+    _label_end(figure, series, values, colors, "#.4g")
     return figure
 
 
@@ -72,7 +72,7 @@ def efficiency(
     figure.update_yaxes(tickvals=[0, 0.5, 1] if low >= -0.5 and high <= 2 else None)
     _reference(figure, 1.0, "lossless", colors.muted, colors)
     _reference(figure, STALL_EFFICIENCY, f"alert below {STALL_EFFICIENCY:g}", colors.lost, colors)
-    _label_end(figure, series, values, colors, (low, high))
+    _label_end(figure, series, values, colors, ".2f")
     return figure
 
 
@@ -136,10 +136,15 @@ def _layout(
     spans = alert_spans(alerts, last)
     held = "".join(f" Alert from step {start:,} to {end:,}." for start, end in spans)
     description = f"{what.capitalize()} over steps {series.steps[0]:,} to {series.steps[-1]:,}{now}.{held}"
-    margin = {"l": 38, "r": 12, "t": 10, "b": 26}
+    margin = {"l": 34, "r": 46, "t": 10, "b": 26}
     layout = base_layout(colors, height=HEIGHT, margin=margin, description=description)
     layout["xaxis"] = step_axis(colors, last)
-    layout["yaxis"] = axis(colors) | {"range": list(limits), "nticks": 5, "tickformat": ".4~g"}
+    layout["yaxis"] = axis(colors) | {
+        "range": list(limits),
+        "nticks": 5,
+        "tickformat": ".4~g",
+        "fixedrange": True,
+    }
     layout["shapes"] = [
         {
             "type": "rect",
@@ -224,22 +229,20 @@ def _label_end(
     series: Series,
     values: NDArray[np.float64],
     colors: Theme,
-    limits: tuple[float, float],
+    number: str,
 ) -> None:
-    """The last value, written at the end of the line."""
+    """The last value, written where the line ends."""
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return
     index = int(finite[-1])
     value = float(values[index])
-    above = value < limits[0] + 0.72 * (limits[1] - limits[0])
     figure.add_annotation(
         x=series.steps[index],
         y=value,
-        text=f"{value:.4g}",
+        text=f"{value:{number}}",
         showarrow=False,
-        xanchor="right",
-        yanchor="bottom" if above else "top",
-        yshift=2 if above else -2,
-        font={"size": LABEL_SIZE + 1, "color": colors.accent},
+        xanchor="left",
+        xshift=4,
+        font={"size": LABEL_SIZE, "color": colors.accent},
     )

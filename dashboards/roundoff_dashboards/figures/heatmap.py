@@ -26,11 +26,11 @@ from .theme import (
     step_axis,
 )
 
-ROW_HEIGHT = 12
-"""Pixels of a layer's row while there are few layers."""
+ROW_HEIGHTS = (4.0, 12.0, 22.0)
+"""Pixels of a layer's row: with very many layers, as a rule, and with so few that there is room."""
 
-MAX_HEIGHT = 860
-"""Pixels that all rows share once there are many."""
+ROOMY, CROWDED = 480, 860
+"""Pixels that all rows share: with few layers, and with many."""
 
 CHARACTER = 5.9
 """Mean width of a character of a row label in pixels, at `LABEL_SIZE`."""
@@ -77,7 +77,7 @@ def heatmap(
     reading = _reading(data, metric)
     values = np.array(data.values, dtype=np.float64) * reading.scale
     steps = np.array(data.steps, dtype=np.int32)
-    row_height = min(ROW_HEIGHT, max(3.0, MAX_HEIGHT / len(data.layers)))
+    row_height = _row_height(len(data.layers))
     last = int(steps[-1]) if last_step is None else last_step
     figure = go.Figure(
         layout=_layout(
@@ -106,7 +106,7 @@ def heatmap(
             zmax=reading.high,
             colorscale=color_scale(_ramp(metric, colors)),
             reversescale=metric is not None and metric.worst == "low",
-            colorbar=_color_bar(colors, reading),
+            colorbar=_color_bar(colors, reading, len(data.layers) * row_height),
             hovertemplate=f"%{{y}}, {when}: {reading.sentence}<extra></extra>",
             name=data.metric,
         )
@@ -116,6 +116,13 @@ def heatmap(
     # The visible row labels belong to an axis of their own, which needs a trace to exist.
     figure.add_trace(go.Scatter(x=[None], y=[None], yaxis="y", hoverinfo="skip"))
     return figure
+
+
+def _row_height(rows: int) -> float:
+    least, usual, most = ROW_HEIGHTS
+    if rows * usual <= ROOMY:
+        return min(most, ROOMY / rows)
+    return max(least, min(usual, CROWDED / rows))
 
 
 def _missing(data: Heatmap) -> NDArray[np.bool_]:
@@ -139,21 +146,20 @@ def _ramp(metric: Metric | None, colors: Theme) -> tuple[str, ...]:
     return colors.warm if metric is not None and metric.worst is not None else colors.cool
 
 
-def _color_bar(colors: Theme, reading: _Reading) -> dict[str, Any]:
+def _color_bar(colors: Theme, reading: _Reading, rows_height: float) -> dict[str, Any]:
     return {
         "orientation": "h",
         "x": 1.0,
         "xanchor": "right",
         "xpad": 0,
-        "y": 1.0,
+        "y": 1.0 + 18 / rows_height,
         "yanchor": "bottom",
-        "ypad": 8,
+        "ypad": 0,
         "len": 168,
         "lenmode": "pixels",
         "thickness": 7,
         "outlinewidth": 0,
         "ticks": "",
-        "ticklabelposition": "outside top",
         "tickvals": list(reading.ticks),
         "ticktext": [f"{tick:.3g}{reading.suffix}" for tick in reading.ticks],
         "tickfont": {"size": 10, "color": colors.muted},
@@ -197,7 +203,7 @@ def _layout(
 ) -> dict[str, Any]:
     rows = len(data.layers)
     longest = min(label_length, max(len(name) for name in data.layers))
-    margin = {"l": round(CHARACTER * longest) + 8, "r": 10, "t": 34, "b": 26}
+    margin = {"l": round(CHARACTER * longest) + 8, "r": 18, "t": 30, "b": 26}
     height = round(rows * row_height) + margin["t"] + margin["b"]
     every = math.ceil(LABEL_SIZE / row_height)
     label = metric.label if metric else data.metric

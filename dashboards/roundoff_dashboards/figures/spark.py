@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT, PAD = 96, 22, 2
+MARK_SPACING = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """SVG path data in a box of `WIDTH` × `HEIGHT`; `end` is where the line ends, `marks` the x of NaN and ∞."""
+    """SVG path data in a box of `WIDTH` × `HEIGHT`; `end` is where the line ends, `marks` where NaN or ∞ is."""
 
     path: str
     end: tuple[float, float] | None
@@ -31,7 +32,7 @@ def spark(values: Sequence[float | None]) -> Spark:
         x = round(PAD + index / last * (WIDTH - 2 * PAD), 1)
         if value is None or not math.isfinite(value):
             pen = "M"
-            if value is not None:
+            if value is not None and (not marks or x - marks[-1] >= MARK_SPACING):
                 marks.append(x)
             continue
         level = (value - low) / spread if spread else 0.5

@@ -1,8 +1,11 @@
-"""Text in figures. Layer names and run names are hostile: Plotly reads a subset of HTML, and TeX, in any text."""
+"""Text in figures. Names are hostile: Plotly reads a subset of HTML, and TeX, in any text."""
 
 from __future__ import annotations
 
 import math
+
+TIGHT = 30
+"""Below this length a shortened name keeps nothing of its start."""
 
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%": "&#37;", "\n": " ", "\r": " ", "\t": " "}
@@ -19,10 +22,10 @@ def escape(text: str) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """`text` cut in the middle to at most `length` characters: the ends of a layer's name tell most."""
+    """`text` cut to at most `length` characters. A layer's name tells most at its end; the start goes first."""
     if len(text) <= length:
         return text
-    tail = (length - 1) * 2 // 3
+    tail = length - 1 if length < TIGHT else (length - 1) * 3 // 4
     return f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
 
 

@@ -98,8 +98,8 @@ def axis(theme: Theme) -> dict[str, Any]:
 def base_layout(theme: Theme, *, height: int, margin: dict[str, int], description: str) -> dict[str, Any]:
     """The layout that every figure starts from.
 
-    `meta.description` says in words what the figure shows, for whoever cannot see it. `uirevision` is constant so
-    that a redraw with new data keeps the reader's zoom.
+    `meta.description` says in words what the figure shows, for whoever cannot see it. `uirevision` is
+    constant so that a redraw with new data keeps what the reader has done to the figure.
     """
     return {
         "template": {},

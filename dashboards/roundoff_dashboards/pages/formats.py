@@ -25,7 +25,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return ABSENT
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    return f"{value:.{digits}g}"
+    return f"{value:#.{digits}g}".rstrip(".")
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
@@ -84,7 +84,11 @@ def trouble(runs: list[RunSummary]) -> tuple[str, str, str]:
     if stalling:
         verb = "loses its" if stalling == 1 else "lose their"
         rest = f"{stalling} {of} {verb} updates to rounding."
-        return "stalling", "Stalling.", rest + (f" {broken} hold non-finite values." if broken else "")
+        return (
+            "stalling",
+            "Stalling.",
+            rest + (f" {broken} hold{'s' if broken == 1 else ''} non-finite values." if broken else ""),
+        )
     if broken:
         return "broken", "Broken.", f"{broken} {of} hold{'s' if broken == 1 else ''} non-finite values."
     if total == 1:

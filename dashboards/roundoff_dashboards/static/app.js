@@ -98,11 +98,16 @@ function age(elapsed) {
 
 /** @type {Map<string, string>} the answer's tag by what was asked, so that nothing is drawn twice */
 const drawn = new Map();
+/** @type {Map<string, any>} the ranges of a figure's axes before any zoom */
+const whole = new Map();
 let applyingZoom = false;
 
-/** @returns {[number, number] | null} the steps that the address asks for */
-function stepsNow() {
-  const found = /^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(new URLSearchParams(location.search).get("steps") ?? "");
+/**
+ * @param {"steps" | "rows"} name
+ * @returns {[number, number] | null} the range that the address asks for
+ */
+function rangeNow(name) {
+  const found = /^(\d{1,12})-(\d{1,12})$/.exec(new URLSearchParams(location.search).get(name) ?? "");
   return found && Number(found[1]) < Number(found[2]) ? [Number(found[1]), Number(found[2])] : null;
 }
 
@@ -134,7 +139,7 @@ async function drawFigure(box) {
   const query = new URLSearchParams({ theme: themeNow() });
   if (name === "heatmap") {
     query.set("metric", metricNow());
-    query.set("labels", box.clientWidth < NARROW ? "18" : "40");
+    query.set("labels", box.clientWidth < NARROW ? "19" : "40");
   }
   const address = `/runs/${encodeURIComponent(runId)}/figures/${name}.json?${query}`;
   box.dataset.asked = address;
@@ -178,49 +183,68 @@ async function show(box, figure) {
   const touch = matchMedia("(pointer: coarse)").matches;
   box.classList.toggle("touch", touch);
   if (touch) figure.layout.dragmode = false;
-  const steps = stepsNow();
-  if (steps) figure.layout.xaxis.range = steps;
+  whole.set(box.id, ranges(figure.layout));
+  figure.layout.xaxis.range = rangeNow("steps") ?? figure.layout.xaxis.range;
+  const rows = figure.layout.yaxis2 && rangeNow("rows");
+  if (rows) figure.layout.yaxis.range = figure.layout.yaxis2.range = rowRange(rows);
   await plotly().react(box, figure.data, figure.layout, {
     displayModeBar: false,
     responsive: true,
-    doubleClick: "reset",
+    doubleClick: false,
     showTips: false,
   });
   box.dataset.drawn = String(Number(box.dataset.drawn ?? "0") + 1);
   if (!box.dataset.listening) {
     box.dataset.listening = "yes";
-    /** @type {any} */ (box).on("plotly_relayout", (/** @type {Record<string, any>} */ change) => zoomed(change));
-    /** @type {any} */ (box).on("plotly_doubleclick", () => void zoomTo(null));
+    /** @type {any} */ (box).on("plotly_relayout", (/** @type {Record<string, any>} */ change) => zoomed(box, change));
+    /** @type {any} */ (box).on("plotly_doubleclick", () => void showAll());
   }
 }
 
-/** @param {Record<string, any>} change what Plotly says has moved */
-function zoomed(change) {
-  if (applyingZoom) return;
-  const low = change["xaxis.range[0]"] ?? change["xaxis.range"]?.[0];
-  const high = change["xaxis.range[1]"] ?? change["xaxis.range"]?.[1];
-  if (typeof low === "number" && typeof high === "number") void zoomTo([Math.max(0, low), high]);
+/** @param {Record<string, any>} layout */
+function ranges(layout) {
+  const axes = ["xaxis", "yaxis", "yaxis2"].filter((name) => layout[name]);
+  return Object.fromEntries(axes.map((name) => [`${name}.range`, layout[name].range]));
 }
+
+/** @param {[number, number]} rows the first and the last row; rows are counted from the top */
+const rowRange = ([first, last]) => [last + 0.5, first - 0.5];
 
 /**
- * One step axis everywhere: what one figure zooms to, all show, and the address says.
- * @param {[number, number] | null} steps
+ * @param {HTMLElement} box
+ * @param {Record<string, any>} change what Plotly says has moved
  */
-async function zoomTo(steps) {
-  const rounded = steps ? steps.map((step) => Math.round(step)) : null;
-  const useful = rounded && rounded[0] < rounded[1] ? rounded : null;
-  setState({ steps: useful ? useful.join("-") : null });
-  showReset();
-  if (!useful) {
-    drawn.clear();
-    for (const box of document.querySelectorAll(".js-plotly-plot")) plotly().purge(box);
-    await drawFigures();
-    return;
+function zoomed(box, change) {
+  if (applyingZoom) return;
+  const [low, high] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+  const [bottom, top] = [change["yaxis.range[0]"], change["yaxis.range[1]"]];
+  if (box.dataset.figure === "heatmap" && typeof top === "number") {
+    const [first, last] = [Math.max(0, Math.round(top + 0.5)), Math.round(bottom - 0.5)];
+    setState({ rows: first < last ? `${first}-${last}` : null });
   }
+  if (typeof low === "number") {
+    const [first, last] = [Math.max(0, Math.round(low)), Math.round(high)];
+    setState({ steps: first < last ? `${first}-${last}` : null });
+  }
+  void zoom();
+}
+
+async function showAll() {
+  setState({ steps: null, rows: null });
+  await zoom();
+}
+
+/** One step axis everywhere: what the address says, all figures show. */
+async function zoom() {
+  showReset();
+  const [steps, rows] = [rangeNow("steps"), rangeNow("rows")];
   applyingZoom = true;
   try {
     for (const box of document.querySelectorAll(".js-plotly-plot")) {
-      await plotly().relayout(box, { "xaxis.range": useful });
+      const change = { ...whole.get(box.id) };
+      if (steps) change["xaxis.range"] = steps;
+      if (rows && "yaxis2.range" in change) change["yaxis.range"] = change["yaxis2.range"] = rowRange(rows);
+      await plotly().relayout(box, change);
     }
   } finally {
     applyingZoom = false;
@@ -229,12 +253,12 @@ async function zoomTo(steps) {
 
 function showReset() {
   const button = element("reset-zoom");
-  if (button) button.hidden = stepsNow() === null;
+  if (button) button.hidden = rangeNow("steps") === null && rangeNow("rows") === null;
 }
 
 function startFigures() {
   showReset();
-  element("reset-zoom")?.addEventListener("click", () => void zoomTo(null));
+  element("reset-zoom")?.addEventListener("click", () => void showAll());
   element("metric-switch")?.addEventListener("click", (event) => {
     const link = /** @type {HTMLElement} */ (event.target).closest("a");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -283,6 +307,13 @@ const live = {
       if (this.wanted) this.touch();
     }
   },
+};
+
+/** @type {Record<string, [string, string]>} */
+const MARKS = {
+  live: ["live", "New data appears by itself"],
+  polling: ["polling", "The live stream is interrupted; asking every 3 s"],
+  reconnecting: ["reconnecting …", "The server does not answer; what you see is the last that arrived"],
 };
 
 const connection = {
@@ -368,8 +399,9 @@ const connection = {
     body.dataset.live = state;
     const mark = element("connection");
     if (!mark) return;
-    mark.hidden = state === "live";
-    mark.textContent = state === "polling" ? "Live stream interrupted, asking every 3 s" : "Server not reachable, reconnecting …";
+    const [word, sentence] = MARKS[state];
+    if (mark.textContent !== word) mark.textContent = word;
+    mark.title = sentence;
   },
 };
 
@@ -395,12 +427,16 @@ function startFilters() {
   });
 }
 
+async function start() {
+  if (page === "run") {
+    startFigures();
+    await document.fonts.load("12px Inter").catch(() => undefined);
+    await drawFigures().catch(() => live.touch());
+  }
+  if (page !== "none") connection.start();
+}
+
 startTheme();
 startFilters();
 setInterval(tickAges, 1000);
-if (page === "run") {
-  startFigures();
-  await document.fonts.load("12px Inter").catch(() => undefined);
-  await drawFigures().catch(() => live.touch());
-}
-if (page !== "none") connection.start();
+void start();
