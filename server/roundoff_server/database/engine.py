@@ -24,7 +24,12 @@ BUSY_MS = 30_000
 
 
 def parse_url(url: str) -> URL:
-    """A SQLAlchemy URL with the driver that is installed: `sqlite:///file` or `postgresql://…`."""
+    """A SQLAlchemy URL with the driver that is installed, from `sqlite:///file`, `postgresql://…` or a file's path.
+
+    Raises `DatabaseProblem` for anything else.
+    """
+    if "://" not in url:
+        return URL.create("sqlite", database=url)
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -116,7 +121,11 @@ def _sqlite_engine(url: URL, begin: str, *, read_only: bool = False) -> Engine:
         return connection
 
     engine = create_engine(
-        "sqlite://", creator=connect, poolclass=QueuePool, json_serializer=_strict_json, json_deserializer=json.loads
+        "sqlite://",
+        creator=connect,
+        poolclass=QueuePool,
+        json_serializer=_strict_json,
+        json_deserializer=json.loads,
     )
 
     @event.listens_for(engine, "begin")
@@ -150,6 +159,8 @@ def explained(database: Database) -> Iterator[None]:
     """Turn a driver's complaint while opening into a `DatabaseProblem` that names the database and a cure."""
     try:
         yield
+    except DatabaseProblem:
+        raise
     except NoSuchModuleError as error:
         raise DatabaseProblem(f"{database.name}: {error}") from None
     except (DBAPIError, sqlite3.Error, OSError) as error:

@@ -97,7 +97,10 @@ def _copy_rows(table: Table, columns: Columns) -> bytes:
     """The rows in PostgreSQL's binary COPY format: every field as its length and its big-endian bytes."""
     fields: list[tuple[str, str]] = [("width", ">i2")]
     for column in table.columns:
-        fields += [(f"length of {column.name}", ">i4"), (column.name, _copy_type(column.type, columns[column.name]))]
+        fields += [
+            (f"length of {column.name}", ">i4"),
+            (column.name, _copy_type(column.type, columns[column.name])),
+        ]
     rows = np.zeros(len(columns[next(iter(columns))]), dtype=fields)
     rows["width"] = len(table.columns)
     for column in table.columns:

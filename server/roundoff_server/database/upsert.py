@@ -19,5 +19,7 @@ def insert_into(session: Session, table: Table) -> Insert:
 def replacing(session: Session, table: Table) -> Insert:
     """An insert that overwrites a row with the same primary key."""
     statement = insert_into(session, table)
-    sets = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    sets = {
+        column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key
+    }
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=sets)

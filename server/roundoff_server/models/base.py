@@ -21,7 +21,9 @@ class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
 
 
-OwnedByRun = Annotated[int, mapped_column(Integer, ForeignKey("runs.run", ondelete="CASCADE"), primary_key=True)]
+OwnedByRun = Annotated[
+    int, mapped_column(Integer, ForeignKey("runs.run", ondelete="CASCADE"), primary_key=True)
+]
 """First key column of a small table that belongs to a run."""
 
 SampledRun = Annotated[int, mapped_column(Integer, primary_key=True, autoincrement=False)]

@@ -1,0 +1,57 @@
+"""Read a body within limits, whether it comes plain or compressed."""
+
+from __future__ import annotations
+
+import zlib
+from http import HTTPStatus
+
+from fastapi import HTTPException, Request
+
+MAX_BODY = 32 * 2**20
+"""Bytes of a body as it travels."""
+
+MAX_DECOMPRESSED = 128 * 2**20
+"""Bytes of a body after decompression."""
+
+MAX_START = 2**20
+"""Bytes of a run's start: names and config."""
+
+
+def _too_large(limit: int) -> HTTPException:
+    return HTTPException(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the body is larger than {limit} bytes; send it in smaller pieces",
+    )
+
+
+async def read_body(request: Request, limit: int, decompressed: int | None = None) -> bytes:
+    """The body, decompressed. Raises 413 beyond the limits, 415 for an unknown encoding, 400 for a torn one."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", ""):
+        raise HTTPException(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"content encoding {encoding[:40]!r} is not supported; use gzip",
+            {"Accept-Encoding": "gzip"},
+        )
+    if int(request.headers.get("content-length") or 0) > limit:
+        raise _too_large(limit)
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > limit:
+            raise _too_large(limit)
+    return _decompress(bytes(raw), decompressed or limit) if encoding == "gzip" else bytes(raw)
+
+
+def _decompress(raw: bytes, limit: int) -> bytes:
+    """Never makes more than `limit` bytes, whatever the body says of itself."""
+    gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        body = gzip.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the gzip body is damaged: {error}") from None
+    if len(body) > limit:
+        raise _too_large(limit)
+    if not gzip.eof:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the gzip body ends early")
+    return body

@@ -1,0 +1,84 @@
+"""Routes that write: start a run, take a batch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from roundoff.wire import Batch, BatchTaken, Problem, RunStart, RunStarted
+
+from ..services.ingest import take
+from ..services.runs import start
+from .answers import answer
+from .body import MAX_BODY, MAX_DECOMPRESSED, MAX_START, read_body
+from .context import Service
+from .problems import parse
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        404: "No such run.",
+        413: "The body is too large.",
+        422: "Bad input; `errors` names the field.",
+        503: "The database is not available; send it again.",
+    }.items()
+}
+
+
+def _schema(kind: type[RunStart] | type[Batch]) -> dict[str, Any]:
+    """The request body for OpenAPI: it is read by hand, to limit it and to spare a copy."""
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def add_ingest(router: APIRouter, service: Service) -> None:
+    """`PUT /runs/{run_id}` and `POST /runs/{run_id}/batches`."""
+
+    def started(run_id: str, body: bytes) -> RunStarted:
+        request: RunStart = parse(RunStart, body)
+        if not RUN_ID.fullmatch(run_id):
+            raise LookupError(
+                f"{run_id[:140]!r} cannot be the id of a run: 1 to 128 letters, digits, '.', '_', '~' or '-', "
+                f"the first one a letter or digit"
+            )
+        with service.database.write() as session:
+            done = start(session, run_id, request, service.clock())
+        service.bus.publish(done.events)
+        return done.answer
+
+    def taken(run_id: str, body: bytes) -> BatchTaken:
+        batch: Batch = parse(Batch, body)
+        if not RUN_ID.fullmatch(run_id):
+            raise LookupError(f"there is no run {run_id[:140]!r}")
+        with service.database.write() as session:
+            done = take(session, run_id, batch, service.clock())
+        service.bus.publish(done.events)
+        return done.answer
+
+    @router.put(
+        "/runs/{run_id}",
+        response_model=RunStarted,
+        responses=REFUSALS,
+        openapi_extra=_schema(RunStart),
+        tags=["runs"],
+    )
+    async def put_run(run_id: str, request: Request) -> Response:
+        """Create or resume a run. The same token gets the same attempt."""
+        return answer(await run_in_threadpool(started, run_id, await read_body(request, MAX_START)))
+
+    @router.post(
+        "/runs/{run_id}/batches",
+        response_model=BatchTaken,
+        responses=REFUSALS,
+        openapi_extra=_schema(Batch),
+        tags=["runs"],
+    )
+    async def post_batch(run_id: str, request: Request) -> Response:
+        """Store a batch, plain or with `Content-Encoding: gzip`. Answered means committed; again is a no-op."""
+        body = await read_body(request, MAX_BODY, MAX_DECOMPRESSED)
+        return answer(await run_in_threadpool(taken, run_id, body))

@@ -1,0 +1,103 @@
+"""Routes that read: runs, layers, series, heatmap, alerts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from roundoff.wire import AlertPage, Heatmap, LayerHealth, Problem, RunPage, RunSummary, Series
+
+from .answers import answer
+from .context import Service
+from .ingest import RUN_ID
+
+MAX_STEP = 2**53
+
+Limit = Annotated[int, Query(ge=1, le=500, description="Rows in one page.")]
+Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
+StepBound = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
+Name = Annotated[str | None, Query(max_length=1024)]
+Metric = Annotated[
+    str,
+    Query(
+        min_length=1, max_length=1100, description="A derived figure, `lr`, `effective_lr` or `scalar:NAME`."
+    ),
+]
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "No such run, layer or metric."},
+    422: {"model": Problem, "description": "Bad input; `errors` names the field."},
+}
+
+
+def _known(run_id: str) -> str:
+    """A run id that can exist. Raises LookupError."""
+    if not RUN_ID.fullmatch(run_id):
+        raise LookupError(f"there is no run {run_id[:140]!r}")
+    return run_id
+
+
+def add_reads(router: APIRouter, service: Service) -> None:
+    """The routes under `/runs` and `/alerts`."""
+    source = service.query
+
+    @router.get("/runs", response_model=RunPage, responses={422: REFUSALS[422]}, tags=["runs"])
+    def runs(
+        project: Name = None, state: Name = None, q: Name = None, limit: Limit = 50, cursor: Cursor = None
+    ) -> Response:
+        """Runs, newest first; `q` searches project, name and id."""
+        return answer(source.runs(project=project, state=state, q=q, limit=limit, cursor=cursor))
+
+    @router.get("/runs/{run_id}", response_model=RunSummary, responses=REFUSALS, tags=["runs"])
+    def run(run_id: str) -> Response:
+        """One run as it stands."""
+        return answer(source.run(_known(run_id)))
+
+    @router.get("/runs/{run_id}/layers", response_model=list[LayerHealth], responses=REFUSALS, tags=["runs"])
+    def layers(run_id: str) -> Response:
+        """The layers of a run in model order."""
+        return answer(source.layers(_known(run_id)))
+
+    @router.get("/runs/{run_id}/series", response_model=Series, responses=REFUSALS, tags=["history"])
+    def series(
+        run_id: str,
+        metric: Metric,
+        layer: Name = None,
+        from_step: StepBound = None,
+        to_step: StepBound = None,
+        max_points: Annotated[int, Query(ge=1, le=20_000)] = 2000,
+    ) -> Response:
+        """A figure over steps, for a layer by name or id, a module by prefix, or the whole model."""
+        return answer(
+            source.series(
+                _known(run_id),
+                metric,
+                layer=layer,
+                from_step=from_step,
+                to_step=to_step,
+                max_points=max_points,
+            )
+        )
+
+    @router.get("/runs/{run_id}/heatmap", response_model=Heatmap, responses=REFUSALS, tags=["history"])
+    def heatmap(
+        run_id: str,
+        metric: Metric = "lost_fraction",
+        max_steps: Annotated[int, Query(ge=1, le=2000)] = 400,
+        max_layers: Annotated[int, Query(ge=1, le=5000)] = 200,
+    ) -> Response:
+        """A figure for layers × step buckets, worst layers first."""
+        return answer(source.heatmap(_known(run_id), metric, max_steps=max_steps, max_layers=max_layers))
+
+    @router.get("/alerts", response_model=AlertPage, responses=REFUSALS, tags=["alerts"])
+    def alerts(
+        run_id: Name = None,
+        project: Name = None,
+        state: Name = None,
+        limit: Limit = 50,
+        cursor: Cursor = None,
+    ) -> Response:
+        """Alerts, newest first."""
+        known = None if run_id is None else _known(run_id)
+        return answer(source.alerts(run_id=known, project=project, state=state, limit=limit, cursor=cursor))

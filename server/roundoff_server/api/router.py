@@ -1,0 +1,21 @@
+"""All routes of version 1 under one router."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from .context import Service
+from .events import add_events
+from .ingest import add_ingest
+from .reads import add_reads
+
+PREFIX = "/api/v1"
+
+
+def create_api(service: Service) -> APIRouter:
+    """The router for `/api/v1`."""
+    router = APIRouter(prefix=PREFIX)
+    add_ingest(router, service)
+    add_reads(router, service)
+    add_events(router, service)
+    return router

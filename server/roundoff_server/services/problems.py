@@ -1,0 +1,12 @@
+"""What a service refuses, in terms that a route can turn into a problem document."""
+
+from __future__ import annotations
+
+
+class BadField(ValueError):
+    """Input that does not fit; `field` is its path in the body or query."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message

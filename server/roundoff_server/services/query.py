@@ -1,0 +1,229 @@
+"""Reads of the database as answers: what pages and routes ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from sqlalchemy import ColumnElement, Select, and_, or_, select
+
+from roundoff.wire import (
+    Alert,
+    AlertPage,
+    AlertState,
+    Heatmap,
+    LayerHealth,
+    RunPage,
+    RunState,
+    RunSummary,
+    Series,
+)
+
+from ..database import Database
+from ..models import AlertRow, LayerRow, Run, Scope
+from .buckets import window
+from .heatmap import read_heatmap
+from .problems import BadField
+from .runs import find_run, page
+from .series import read_series
+from .summary import layer_health, moment, summaries
+
+MAX_LIMIT = 500
+"""Rows in one page of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    metric: str
+    layer: str | None
+    max_points: int
+
+
+class Query:
+    """Implements `roundoff_dashboards.source.Source` on a database; `clock` is the server's, in seconds."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    def runs(
+        self,
+        *,
+        project: str | None = None,
+        state: str | None = None,
+        q: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """Runs, newest first; `q` searches project, name and id. Raises `BadField` for a bad state or cursor."""
+        limit, now = _limit(limit), self._clock()
+        query = select(Run).order_by(Run.run.desc()).limit(limit + 1)
+        if project is not None:
+            query = query.where(Run.project == _text("project", project))
+        if state is not None:
+            query = query.where(_in_state(state, now))
+        if q:
+            columns = (Run.project, Run.name, Run.id)
+            query = query.where(
+                or_(*(column.icontains(_text("q", q), autoescape=True) for column in columns))
+            )
+        if cursor is not None:
+            query = query.where(Run.run < _run_cursor(cursor))
+        with self._database.read() as session:
+            found = list(session.scalars(query))
+            more = len(found) > limit
+            answers = summaries(session, found[:limit], now)
+            return RunPage(runs=answers, next_cursor=str(found[limit - 1].run) if more else None)
+
+    def run(self, run_id: str) -> RunSummary:
+        """One run as it stands. Raises LookupError."""
+        with self._database.read() as session:
+            return summaries(session, [find_run(session, run_id)], self._clock())[0]
+
+    def layers(self, run_id: str) -> list[LayerHealth]:
+        """The layers of a run in model order. Raises LookupError."""
+        with self._database.read() as session:
+            run = find_run(session, run_id)
+            query = (
+                select(LayerRow, Scope)
+                .outerjoin(Scope, and_(Scope.run == LayerRow.run, Scope.layer == LayerRow.layer))
+                .where(LayerRow.run == run.run)
+                .order_by(LayerRow.layer)
+            )
+            return [layer_health(layer, scope) for layer, scope in session.execute(query)]
+
+    def series(
+        self,
+        run_id: str,
+        metric: str,
+        *,
+        layer: str | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int = 2000,
+    ) -> Series:
+        """A figure over steps. Raises LookupError for an unknown run, metric, scalar or layer."""
+        _text("metric", metric)
+        asked = _Asked(metric, None if layer is None else _text("layer", layer), max(1, max_points))
+        with self._database.read() as session:
+            run = find_run(session, run_id)
+            return read_series(session, run, window(session, run, from_step, to_step), asked)
+
+    def heatmap(self, run_id: str, metric: str, *, max_steps: int = 400, max_layers: int = 200) -> Heatmap:
+        """A figure for layers × step buckets, worst layers first. Raises LookupError."""
+        with self._database.read() as session:
+            run = find_run(session, run_id)
+            return read_heatmap(
+                session, run, window(session, run), metric, max(1, max_steps), max(1, max_layers)
+            )
+
+    def alerts(
+        self,
+        *,
+        run_id: str | None = None,
+        project: str | None = None,
+        state: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> AlertPage:
+        """Alerts, newest first. Raises LookupError for an unknown run, `BadField` for a bad state or cursor."""
+        limit = _limit(limit)
+        newest = (AlertRow.created_at.desc(), AlertRow.run.desc(), AlertRow.number.desc())
+        query = select(AlertRow, Run).join(Run, Run.run == AlertRow.run).order_by(*newest).limit(limit + 1)
+        if project is not None:
+            query = query.where(Run.project == _text("project", project))
+        if state is not None:
+            query = query.where(AlertRow.state == _one_of("state", state, get_args(AlertState)))
+        if cursor is not None:
+            query = query.where(_before(cursor))
+        with self._database.read() as session:
+            if run_id is not None:
+                query = query.where(AlertRow.run == find_run(session, run_id).run)
+            found = session.execute(query).all()
+            names = _layer_names(session, [row for row, _ in found])
+            answers = [_alert(row, run, names) for row, run in found[:limit]]
+            last = found[limit - 1][0] if len(found) > limit else None
+        return AlertPage(
+            alerts=answers, next_cursor=f"{last.created_at!r}_{last.run}_{last.number}" if last else None
+        )
+
+
+def _limit(limit: int) -> int:
+    return max(1, min(limit, MAX_LIMIT))
+
+
+def _text(field: str, value: str) -> str:
+    if "\x00" in value:
+        raise BadField(field, "the character NUL cannot be in a name")
+    return value
+
+
+def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise BadField(field, f"{value!r} is none of {', '.join(known)}")
+    return value
+
+
+def _in_state(state: str, now: float) -> ColumnElement[bool]:
+    _one_of("state", state, get_args(RunState))
+    broken_promise = Run.heard_at + Run.promise_s < now
+    if state == "stale":
+        return and_(Run.state == "running", broken_promise)
+    return and_(Run.state == "running", ~broken_promise) if state == "running" else Run.state == state
+
+
+def _run_cursor(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
+        raise BadField("cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before")
+    return int(cursor)
+
+
+def _before(cursor: str) -> ColumnElement[bool]:
+    try:
+        created, run, number = cursor.split("_")
+        at, key = float(created), (_run_cursor(run), _run_cursor(number))
+    except ValueError:
+        raise BadField(
+            "cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before"
+        ) from None
+    same_time = and_(
+        AlertRow.created_at == at,
+        or_(AlertRow.run < key[0], and_(AlertRow.run == key[0], AlertRow.number < key[1])),
+    )
+    return or_(AlertRow.created_at < at, same_time)
+
+
+def _layer_names(session: Any, alerts: list[AlertRow]) -> dict[tuple[int, int], str]:
+    wanted = {(alert.run, layer) for alert in alerts for layer in alert.layers}
+    if not wanted:
+        return {}
+    query: Select[Any] = select(LayerRow.run, LayerRow.layer, LayerRow.name).where(
+        LayerRow.run.in_({run for run, _ in wanted}), LayerRow.layer.in_({layer for _, layer in wanted})
+    )
+    return {(run, layer): name for run, layer, name in session.execute(query)}
+
+
+def _alert(row: AlertRow, run: Run, names: dict[tuple[int, int], str]) -> Alert:
+    return Alert(
+        id=f"{run.id}.{row.number}",
+        project=run.project,
+        run_id=run.id,
+        run_name=run.name,
+        rule=row.rule,
+        severity=row.severity,  # type: ignore[arg-type]
+        state=row.state,  # type: ignore[arg-type]
+        model=row.model,
+        layers=[names[row.run, layer] for layer in row.layers],
+        layer_count=row.layer_count,
+        headline=row.headline,
+        cure=row.cure,
+        since_step=row.since_step,
+        fired_step=row.fired_step,
+        resolved_step=row.resolved_step,
+        fired_at=None if row.fired_at is None else moment(row.fired_at),
+        resolved_at=None if row.resolved_at is None else moment(row.resolved_at),
+        reason=row.reason,
+        page=page(run.id),
+    )
