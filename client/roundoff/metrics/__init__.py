@@ -1,5 +1,10 @@
 """What is measured, every ratio derived from it, and the verdict. No torch in here."""
 
+from .cures import (
+    BYTES_PER_PARAMETER as BYTES_PER_PARAMETER,
+    Cure as Cure,
+    cure as cure,
+)
 from .figures import (
     METRICS as METRICS,
     Metric as Metric,

@@ -70,8 +70,8 @@ def efficiency(
     high = max(1.1, float(finite.max()) * 1.04) if finite.size else 1.1
     figure = _curve(series, values, alerts, colors, last_step, (low, high), "descent efficiency", ".3~g")
     figure.update_yaxes(tickvals=[0, 0.5, 1] if low >= -0.5 and high <= 2 else None)
-    _reference(figure, 1.0, "lossless", colors.muted, colors)
-    _reference(figure, STALL_EFFICIENCY, f"alert below {STALL_EFFICIENCY:g}", colors.lost, colors)
+    _reference(figure, 1.0, "lossless", colors.muted)
+    _reference(figure, STALL_EFFICIENCY, f"alert below {STALL_EFFICIENCY:g}", colors.lost)
     _label_end(figure, series, values, colors, ".2f")
     return figure
 
@@ -199,7 +199,7 @@ def _mark_non_finite(
     )
 
 
-def _reference(figure: go.Figure, value: float, text: str, color: str, colors: Theme) -> None:
+def _reference(figure: go.Figure, value: float, text: str, color: str) -> None:
     figure.add_shape(
         type="line",
         xref="paper",
@@ -219,8 +219,6 @@ def _reference(figure: go.Figure, value: float, text: str, color: str, colors: T
         yanchor="bottom" if value == 1.0 else "top",
         xshift=4,
         font={"size": LABEL_SIZE, "color": color},
-        bgcolor=colors.panel if color == colors.lost else None,
-        borderpad=1,
     )
 
 

@@ -32,6 +32,8 @@ ROW_HEIGHTS = (4.0, 12.0, 22.0)
 ROOMY, CROWDED = 480, 860
 """Pixels that all rows share: with few layers, and with many."""
 
+MARGIN_RIGHT = 18
+
 CHARACTER = 5.9
 """Mean width of a character of a row label in pixels, at `LABEL_SIZE`."""
 
@@ -106,7 +108,7 @@ def heatmap(
             zmax=reading.high,
             colorscale=color_scale(_ramp(metric, colors)),
             reversescale=metric is not None and metric.worst == "low",
-            colorbar=_color_bar(colors, reading, len(data.layers) * row_height),
+            colorbar=_color_bar(colors, reading),
             hovertemplate=f"%{{y}}, {when}: {reading.sentence}<extra></extra>",
             name=data.metric,
         )
@@ -146,15 +148,16 @@ def _ramp(metric: Metric | None, colors: Theme) -> tuple[str, ...]:
     return colors.warm if metric is not None and metric.worst is not None else colors.cool
 
 
-def _color_bar(colors: Theme, reading: _Reading, rows_height: float) -> dict[str, Any]:
+def _color_bar(colors: Theme, reading: _Reading) -> dict[str, Any]:
     return {
         "orientation": "h",
         "x": 1.0,
         "xanchor": "right",
         "xpad": 0,
-        "y": 1.0 + 18 / rows_height,
-        "yanchor": "bottom",
-        "ypad": 0,
+        "y": 1.0,
+        "yref": "container",
+        "yanchor": "top",
+        "ypad": 2,
         "len": 168,
         "lenmode": "pixels",
         "thickness": 7,
@@ -203,7 +206,7 @@ def _layout(
 ) -> dict[str, Any]:
     rows = len(data.layers)
     longest = min(label_length, max(len(name) for name in data.layers))
-    margin = {"l": round(CHARACTER * longest) + 8, "r": 18, "t": 30, "b": 26}
+    margin = {"l": round(CHARACTER * longest) + 8, "r": MARGIN_RIGHT, "t": 30, "b": 26}
     height = round(rows * row_height) + margin["t"] + margin["b"]
     every = math.ceil(LABEL_SIZE / row_height)
     label = metric.label if metric else data.metric

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 TIGHT = 30
-"""Below this length a shortened name keeps nothing of its start."""
+"""Below this length a shortened name keeps nothing of its start and begins at a dot."""
 
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%": "&#37;", "\n": " ", "\r": " ", "\t": " "}
@@ -25,7 +25,11 @@ def shorten(text: str, length: int) -> str:
     """`text` cut to at most `length` characters. A layer's name tells most at its end; the start goes first."""
     if len(text) <= length:
         return text
-    tail = length - 1 if length < TIGHT else (length - 1) * 3 // 4
+    if length < TIGHT:
+        end = text[len(text) - length + 1 :]
+        _, dot, whole_parts = end.partition(".")
+        return f"…{whole_parts if dot and whole_parts else end}"
+    tail = (length - 1) * 3 // 4
     return f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
 
 

@@ -9,12 +9,12 @@ import plotly.graph_objects as go
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from roundoff.metrics import cure
 from roundoff.wire import Alert, RunSummary, Series
 from roundoff_dashboards import figures
 from roundoff_dashboards.figures import ThemeName
 from roundoff_dashboards.source import Source
 
-from .cure import cure
 from .formats import trouble
 from .views import STATIC as STATIC, conditional, firing, not_found_page, render
 
@@ -98,7 +98,7 @@ def _add_run_page(router: APIRouter, source: Source) -> None:
             template,
             run=run,
             alerts=alerts,
-            cure=cure(run.strategy, run.health),
+            cure=cure(run.strategy.split("+")) if run.health == "stalling" else None,
             metric=metric,
             metrics=HEATMAP_LABELS,
             rows=min(HEATMAP_ROWS, run.layers),

@@ -204,7 +204,8 @@ async function show(box, figure) {
 /** @param {Record<string, any>} layout */
 function ranges(layout) {
   const axes = ["xaxis", "yaxis", "yaxis2"].filter((name) => layout[name]);
-  return Object.fromEntries(axes.map((name) => [`${name}.range`, layout[name].range]));
+  // Plotly writes a drag into the very array it was given, hence the copy.
+  return Object.fromEntries(axes.map((name) => [`${name}.range`, [...layout[name].range]]));
 }
 
 /** @param {[number, number]} rows the first and the last row; rows are counted from the top */
@@ -241,7 +242,7 @@ async function zoom() {
   applyingZoom = true;
   try {
     for (const box of document.querySelectorAll(".js-plotly-plot")) {
-      const change = { ...whole.get(box.id) };
+      const change = structuredClone(whole.get(box.id) ?? {});
       if (steps) change["xaxis.range"] = steps;
       if (rows && "yaxis2.range" in change) change["yaxis.range"] = change["yaxis2.range"] = rowRange(rows);
       await plotly().relayout(box, change);

@@ -1,0 +1,42 @@
+"""What would stop the loss, its price and the code: the same on a page, in an alert and in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BYTES_PER_PARAMETER = {
+    "none": 8,
+    "stochastic": 8,
+    "light": 10,
+    "kahan": 10,
+    "plus": 12,
+    "exact": 12,
+    "fp32-state": 12,
+    "fp32-master": 16,
+}
+"""Weight, gradient and everything kept between steps, by strategy (numerics §3), in bytes."""
+
+PAIRS = frozenset({"light", "kahan", "plus"})
+"""Strategies that keep a weight in two 16-bit words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """What to do and why, its price, and the code to paste."""
+
+    sentence: str
+    price: str
+    code: str
+
+
+def cure(strategies: Iterable[str]) -> Cure:
+    """The cure for layers that stall under `strategies`; any other name is a plain 16-bit optimizer."""
+    used = set(strategies)
+    kept = max((BYTES_PER_PARAMETER.get(one, BYTES_PER_PARAMETER["none"]) for one in used), default=8)
+    if used & PAIRS:
+        better, sentence = "fp32-master", "A float32 master keeps what two 16-bit words cannot"
+    else:
+        better, sentence = "plus", "Collage-plus keeps what rounding drops"
+    price = f"{BYTES_PER_PARAMETER[better]} bytes per parameter instead of {kept}"
+    return Cure(sentence, price, f'CollageAdamW(…, strategy="{better}")')
