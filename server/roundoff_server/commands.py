@@ -15,7 +15,7 @@ Url = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="SQLAlchemy URL or the path of a SQLite file (ROUNDOFF_DATABASE_URL; else a file in the user's data folder).",
+        help="SQLAlchemy URL or path of a SQLite file (ROUNDOFF_DATABASE_URL; else a file in your data folder).",
     ),
 ]
 

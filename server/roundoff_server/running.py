@@ -17,18 +17,18 @@ STOP_S = 3
 BACKLOG = 2048
 
 
-class PortTaken(OSError):
+class AddressError(OSError):
     """The address cannot be used; the message names it and the flag that changes it."""
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `PortTaken`."""
+    """A listening socket. Raises `AddressError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise PortTaken(
+        raise AddressError(
             f"host {host!r} is no address of this machine ({error.strerror}); choose one with --host"
         ) from None
     listener = socket.socket(family, kind, protocol)
@@ -39,7 +39,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise PortTaken(_why(host, port, error)) from None
+        raise AddressError(_why(host, port, error)) from None
     return listener
 
 
@@ -74,6 +74,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End event streams first: they would never end by themselves. A second Ctrl-C does not wait."""
+        del frame
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True

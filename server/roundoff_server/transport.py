@@ -17,7 +17,7 @@ from .settings import load
 def open_database(url: str | None = None) -> httpx.BaseTransport:
     """A transport that answers from a database: a SQLAlchemy URL or a file's path, else the configured one.
 
-    Never creates, migrates or changes it. Raises `DatabaseProblem`, an OSError, with what to do.
+    Never creates, migrates or changes it. Raises `DatabaseUnusableError`, an OSError, with what to do.
     """
     database = Database(url or load().database_url, read_only=True)
     try:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from roundoff.wire import Problem
 
-from ..services.problems import BadField
+from ..services.problems import FieldError
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_S = "5"
@@ -76,7 +76,7 @@ async def _body(_: Request, error: Exception) -> Response:
 
 
 async def _field(_: Request, error: Exception) -> Response:
-    assert isinstance(error, BadField)
+    assert isinstance(error, FieldError)
     return _fields_problem([{"field": error.field, "message": error.message}])
 
 
@@ -90,11 +90,11 @@ async def _database(_: Request, error: Exception) -> Response:
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": RETRY_AFTER_S})
 
 
-async def _number(_: Request, error: Exception) -> Response:
+async def _number(_: Request, __: Exception) -> Response:
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is outside what can be stored")
 
 
-async def _fault(_: Request, error: Exception) -> Response:
+async def _fault(_: Request, __: Exception) -> Response:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server made a mistake; its log says which")
 
 
@@ -103,7 +103,7 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _query)
     app.add_exception_handler(BodyError, _body)
-    app.add_exception_handler(BadField, _field)
+    app.add_exception_handler(FieldError, _field)
     app.add_exception_handler(LookupError, _missing)
     app.add_exception_handler(OperationalError, _database)
     app.add_exception_handler(DataError, _number)

@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 
-from .errors import DatabaseProblem
+from .errors import DatabaseUnusableError
 
 BUSY_MS = 30_000
 """How long SQLite waits for a writer in another process."""
@@ -26,22 +26,22 @@ BUSY_MS = 30_000
 def parse_url(url: str) -> URL:
     """A SQLAlchemy URL with the driver that is installed, from `sqlite:///file`, `postgresql://…` or a file's path.
 
-    Raises `DatabaseProblem` for anything else.
+    Raises `DatabaseUnusableError` for anything else.
     """
     if "://" not in url:
         return URL.create("sqlite", database=url)
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise DatabaseProblem(
+        raise DatabaseUnusableError(
             f"{url!r} is no database URL; write sqlite:////absolute/path.db or postgresql://user@host/name"
         ) from None
     if parsed.drivername in ("postgres", "postgresql"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-        raise DatabaseProblem(f"{shown(parsed)}: only sqlite and postgresql are supported")
+        raise DatabaseUnusableError(f"{shown(parsed)}: only sqlite and postgresql are supported")
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise DatabaseProblem(f"{url!r} names no file; write sqlite:////absolute/path.db")
+        raise DatabaseUnusableError(f"{url!r} names no file; write sqlite:////absolute/path.db")
     return parsed
 
 
@@ -156,13 +156,13 @@ def _postgresql_engine(url: URL, *, read_only: bool) -> Engine:
 
 @contextmanager
 def explained(database: Database) -> Iterator[None]:
-    """Turn a driver's complaint while opening into a `DatabaseProblem` that names the database and a cure."""
+    """Turn a driver's complaint while opening into a `DatabaseUnusableError` that names the database and a cure."""
     try:
         yield
-    except DatabaseProblem:
+    except DatabaseUnusableError:
         raise
     except NoSuchModuleError as error:
-        raise DatabaseProblem(f"{database.name}: {error}") from None
+        raise DatabaseUnusableError(f"{database.name}: {error}") from None
     except (DBAPIError, sqlite3.Error, OSError) as error:
         reason = str(error.orig if isinstance(error, DBAPIError) else error).strip()
         cure = (
@@ -170,4 +170,4 @@ def explained(database: Database) -> Iterator[None]:
             if database.is_sqlite
             else "check that the server runs and that user, password and database name are right"
         )
-        raise DatabaseProblem(f"cannot open {database.name}: {reason}; {cure}") from None
+        raise DatabaseUnusableError(f"cannot open {database.name}: {reason}; {cure}") from None

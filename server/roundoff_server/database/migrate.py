@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from .engine import Database, explained
-from .errors import DatabaseProblem
+from .errors import DatabaseUnusableError
 
 ADVISORY_LOCK = 0x726F756E646F6666
 """Key of the PostgreSQL lock under which servers migrate one after the other: `roundoff` in ASCII."""
@@ -37,7 +37,7 @@ def _revision(connection: Connection) -> str | None:
 def _refuse_unknown(database: Database, revision: str | None) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     if revision is not None and revision not in known:
-        raise DatabaseProblem(
+        raise DatabaseUnusableError(
             f"{database.name} has schema {revision}, which this version does not know (newest: "
             f"{known_revision()}). A newer roundoff wrote it: upgrade roundoff, or give another database "
             f"with --database"
@@ -62,7 +62,7 @@ def _alone(database: Database) -> Iterator[Connection]:
 def upgrade(database: Database) -> tuple[str | None, str]:
     """Migrate to the newest known schema under a lock. Returns the revision before and after.
 
-    Raises `DatabaseProblem` for a database that cannot be opened or written, or has a newer schema.
+    Raises `DatabaseUnusableError` for a database that cannot be opened or written, or has a newer schema.
     """
     if database.is_sqlite:
         folder = Path(str(database.url.database)).expanduser().absolute().parent
@@ -78,9 +78,9 @@ def upgrade(database: Database) -> tuple[str | None, str]:
 
 
 def require_current(database: Database) -> None:
-    """Raise `DatabaseProblem` unless the schema is exactly the newest known one. Changes nothing."""
+    """Raise `DatabaseUnusableError` unless the schema is exactly the newest known one. Changes nothing."""
     if database.is_sqlite and not Path(str(database.url.database)).expanduser().is_file():
-        raise DatabaseProblem(
+        raise DatabaseUnusableError(
             f"{database.name} does not exist; start a server with `roundoff serve`, or name another file"
         )
     with explained(database), database.read() as session:
@@ -88,4 +88,4 @@ def require_current(database: Database) -> None:
     _refuse_unknown(database, revision)
     if revision != known_revision():
         state = f"has the older schema {revision}" if revision else "holds no roundoff data"
-        raise DatabaseProblem(f"{database.name} {state}; run `roundoff db upgrade --database …` first")
+        raise DatabaseUnusableError(f"{database.name} {state}; run `roundoff db upgrade --database …` first")

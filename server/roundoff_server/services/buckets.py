@@ -74,8 +74,10 @@ class Extent:
         """
         if self.count <= points:
             return 1
-        width = 2 ** max(1, math.ceil(math.log2((self.last - self.first + 1) / points)))
-        return width if self.last // width - self.first // width < points else 2 * width
+        width: int = 2 ** max(1, math.ceil(math.log2((self.last - self.first + 1) / points)))
+        while self.last // width - self.first // width >= points:
+            width *= 2
+        return width
 
 
 def extent(session: Session, table: Sampled, conditions: Conditions) -> Extent | None:

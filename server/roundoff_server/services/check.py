@@ -18,7 +18,7 @@ from ..models import (
 
 
 def findings(database: Database) -> list[str]:
-    """Faults in words; empty if there are none. Raises `DatabaseProblem` if it cannot be read."""
+    """Faults in words; empty if there are none. Raises `DatabaseUnusableError` if it cannot be read."""
     found: list[str] = []
     with explained(database), database.read() as session:
         if database.is_sqlite:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from roundoff.metrics import COUNTS, HEADROOM_BINS, ROW
 from roundoff.wire import Column, GroupSamples, Headroom, LayerSamples, ModelSamples, Scalars
 
-from .problems import BadField
+from .problems import FieldError
 
 Arrays = dict[str, NDArray[np.int64] | NDArray[np.float64]]
 
@@ -23,19 +23,19 @@ MAX_SUM = 1e290
 
 
 def whole(column: Column, field: str, high: int) -> NDArray[np.int64]:
-    """A column of integers in 0 … high. Raises `BadField` otherwise."""
+    """A column of integers in 0 … high. Raises `FieldError` otherwise."""
     if column.type != "i8":
-        raise BadField(field, f"needs integers (i8), has type {column.type}")
+        raise FieldError(field, f"needs integers (i8), has type {column.type}")
     values = np.frombuffer(column.raw(), column.numpy_type).astype("i8", copy=False)
     if len(values) and (int(values.min()) < 0 or int(values.max()) > high):
-        raise BadField(field, f"needs values from 0 to {high}, has {values.min()} to {values.max()}")
+        raise FieldError(field, f"needs values from 0 to {high}, has {values.min()} to {values.max()}")
     return values
 
 
 def real(column: Column, field: str) -> NDArray[np.float64]:
-    """A column of floats, every value allowed. Raises `BadField` for integers."""
+    """A column of floats, every value allowed. Raises `FieldError` for integers."""
     if column.type != "f8":
-        raise BadField(field, f"needs floats (f8), has type {column.type}")
+        raise FieldError(field, f"needs floats (f8), has type {column.type}")
     return np.frombuffer(column.raw(), column.numpy_type).astype("f8", copy=False)
 
 
@@ -58,12 +58,12 @@ def sums(table: ModelSamples | LayerSamples, field: str) -> Arrays:
 
 
 def layer_numbers(column: Column, field: str, known: dict[int, int]) -> NDArray[np.int64]:
-    """The run's layer ids for a column of the writer's indices. Raises `BadField` for an undeclared index."""
+    """The run's layer ids for a column of the writer's indices. Raises `FieldError` for an undeclared index."""
     indices = whole(column, f"{field}.layer", MAX_STEP)
     used, place = np.unique(indices, return_inverse=True)
     unknown = [int(index) for index in used if int(index) not in known]
     if unknown:
-        raise BadField(f"{field}.layer", f"index {unknown[0]} was not declared by this writer")
+        raise FieldError(f"{field}.layer", f"index {unknown[0]} was not declared by this writer")
     return np.array([known[int(index)] for index in used], dtype="i8")[place]
 
 
@@ -93,6 +93,6 @@ def scalars(table: Scalars) -> Arrays:
     """`step`, `name` (index into `names`) and `bits`, the 64-bit patterns of the values read as int64."""
     names = whole(table.name, "scalars.name", MAX_STEP)
     if len(names) and int(names.max()) >= len(table.names):
-        raise BadField("scalars.name", f"index {names.max()} is beyond the {len(table.names)} names")
+        raise FieldError("scalars.name", f"index {names.max()} is beyond the {len(table.names)} names")
     bits = np.frombuffer(real(table.value, "scalars.value").astype("<f8").tobytes(), "<i8")
     return {"step": steps(table.step, "scalars"), "name": names, "bits": bits.astype("i8", copy=False)}

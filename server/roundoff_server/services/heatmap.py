@@ -38,12 +38,8 @@ def read_heatmap(
         .group_by(LayerSample.layer, "bucket")
     )
     found = fetch(session, query, 2, columns)
-    names = {
-        layer: text
-        for layer, text in session.execute(
-            select(LayerRow.layer, LayerRow.name).where(LayerRow.run == run.run)
-        )
-    }
+    known = session.execute(select(LayerRow.layer, LayerRow.name).where(LayerRow.run == run.run))
+    names = {layer: text for layer, text in known}  # noqa: C416
     grid = _Grid(found, metric)
     chosen = grid.worst_first(_last_buckets(span, width))[:max_layers]
     return Heatmap(

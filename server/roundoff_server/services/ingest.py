@@ -30,7 +30,7 @@ from ..models import (
 )
 from . import alerts, decode
 from .glance import Glance
-from .problems import BadField
+from .problems import FieldError
 from .runs import ENDED, check_version, find_run, latest_attempt
 
 
@@ -48,12 +48,12 @@ def digest(name: str) -> bytes:
 
 
 def take(session: Session, run_id: str, batch: Batch, now: float) -> Taken:
-    """Store a batch, or recognise it. Raises LookupError for the run, `BadField` for what does not fit."""
+    """Store a batch, or recognise it. Raises LookupError for the run, `FieldError` for what does not fit."""
     check_version(batch.version)
     run = find_run(session, run_id, lock=True)
     attempt = session.get(Attempt, (run.run, batch.attempt))
     if attempt is None:
-        raise BadField("attempt", f"run {run_id!r} has no attempt {batch.attempt}; start it with PUT first")
+        raise FieldError("attempt", f"run {run_id!r} has no attempt {batch.attempt}; start it with PUT first")
     mark = insert_into(session, TakenBatch.__table__).values(  # type: ignore[arg-type]
         run=run.run, writer=batch.writer, seq=batch.seq, taken_at=now
     )
@@ -233,7 +233,7 @@ class _Intake:
             )
             .group_by(Writer.rank)
         )
-        return {rank: step for rank, step in rows}  # noqa: C416
+        return {rank: step for rank, step in rows if step is not None}
 
     def _judge(self, span: alerts.Span | None, glance: Glance | None) -> list[Event]:
         """Alerts, then the end if there is one. Only the newest attempt is judged."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class BadField(ValueError):
+class FieldError(ValueError):
     """Input that does not fit; `field` is its path in the body or query."""
 
     def __init__(self, field: str, message: str) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, get_args
 
-from sqlalchemy import ColumnElement, Select, and_, or_, select
+from sqlalchemy import ColumnElement, and_, or_, select
 
 from roundoff.wire import (
     Alert,
@@ -25,20 +24,13 @@ from ..database import Database
 from ..models import AlertRow, LayerRow, Run, Scope
 from .buckets import window
 from .heatmap import read_heatmap
-from .problems import BadField
+from .problems import FieldError
 from .runs import find_run, page
-from .series import read_series
+from .series import Asked, read_series
 from .summary import layer_health, moment, summaries
 
 MAX_LIMIT = 500
 """Rows in one page of an answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    metric: str
-    layer: str | None
-    max_points: int
 
 
 class Query:
@@ -57,7 +49,7 @@ class Query:
         limit: int = 50,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first; `q` searches project, name and id. Raises `BadField` for a bad state or cursor."""
+        """Runs, newest first; `q` searches project, name and id. Raises `FieldError` for a bad state or cursor."""
         limit, now = _limit(limit), self._clock()
         query = select(Run).order_by(Run.run.desc()).limit(limit + 1)
         if project is not None:
@@ -106,7 +98,7 @@ class Query:
     ) -> Series:
         """A figure over steps. Raises LookupError for an unknown run, metric, scalar or layer."""
         _text("metric", metric)
-        asked = _Asked(metric, None if layer is None else _text("layer", layer), max(1, max_points))
+        asked = Asked(metric, None if layer is None else _text("layer", layer), max(1, max_points))
         with self._database.read() as session:
             run = find_run(session, run_id)
             return read_series(session, run, window(session, run, from_step, to_step), asked)
@@ -128,7 +120,7 @@ class Query:
         limit: int = 50,
         cursor: str | None = None,
     ) -> AlertPage:
-        """Alerts, newest first. Raises LookupError for an unknown run, `BadField` for a bad state or cursor."""
+        """Alerts, newest first. Raises LookupError for an unknown run, `FieldError` for a bad state or cursor."""
         limit = _limit(limit)
         newest = (AlertRow.created_at.desc(), AlertRow.run.desc(), AlertRow.number.desc())
         query = select(AlertRow, Run).join(Run, Run.run == AlertRow.run).order_by(*newest).limit(limit + 1)
@@ -156,13 +148,13 @@ def _limit(limit: int) -> int:
 
 def _text(field: str, value: str) -> str:
     if "\x00" in value:
-        raise BadField(field, "the character NUL cannot be in a name")
+        raise FieldError(field, "the character NUL cannot be in a name")
     return value
 
 
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
-        raise BadField(field, f"{value!r} is none of {', '.join(known)}")
+        raise FieldError(field, f"{value!r} is none of {', '.join(known)}")
     return value
 
 
@@ -176,7 +168,9 @@ def _in_state(state: str, now: float) -> ColumnElement[bool]:
 
 def _run_cursor(cursor: str) -> int:
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
-        raise BadField("cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before")
+        raise FieldError(
+            "cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before"
+        )
     return int(cursor)
 
 
@@ -185,7 +179,7 @@ def _before(cursor: str) -> ColumnElement[bool]:
         created, run, number = cursor.split("_")
         at, key = float(created), (_run_cursor(run), _run_cursor(number))
     except ValueError:
-        raise BadField(
+        raise FieldError(
             "cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before"
         ) from None
     same_time = and_(
@@ -199,7 +193,7 @@ def _layer_names(session: Any, alerts: list[AlertRow]) -> dict[tuple[int, int], 
     wanted = {(alert.run, layer) for alert in alerts for layer in alert.layers}
     if not wanted:
         return {}
-    query: Select[Any] = select(LayerRow.run, LayerRow.layer, LayerRow.name).where(
+    query = select(LayerRow.run, LayerRow.layer, LayerRow.name).where(
         LayerRow.run.in_({run for run, _ in wanted}), LayerRow.layer.in_({layer for _, layer in wanted})
     )
     return {(run, layer): name for run, layer, name in session.execute(query)}
@@ -212,8 +206,8 @@ def _alert(row: AlertRow, run: Run, names: dict[tuple[int, int], str]) -> Alert:
         run_id=run.id,
         run_name=run.name,
         rule=row.rule,
-        severity=row.severity,  # type: ignore[arg-type]
-        state=row.state,  # type: ignore[arg-type]
+        severity=row.severity,
+        state=row.state,
         model=row.model,
         layers=[names[row.run, layer] for layer in row.layers],
         layer_count=row.layer_count,

@@ -11,7 +11,7 @@ from roundoff.wire import WIRE_VERSION, Event, RunStart, RunStarted
 
 from ..database.upsert import insert_into
 from ..models import Attempt, Run, Scope
-from .problems import BadField
+from .problems import FieldError
 
 ENDED = ("finished", "preempted", "crashed")
 """How an attempt may end, the gravest last."""
@@ -31,9 +31,9 @@ def page(run_id: str) -> str:
 
 
 def check_version(version: int) -> None:
-    """Raise `BadField` for a wire version that this server does not read."""
+    """Raise `FieldError` for a wire version that this server does not read."""
     if version not in (WIRE_VERSION - 1, WIRE_VERSION) or version < 1:
-        raise BadField(
+        raise FieldError(
             "version",
             f"{version} is not read by this server, which reads {WIRE_VERSION}; use matching versions of roundoff",
         )
@@ -49,7 +49,7 @@ def find_run(session: Session, run_id: str, *, lock: bool = False) -> Run:
 
 
 def start(session: Session, run_id: str, body: RunStart, now: float) -> Started:
-    """Create the run or resume it; the same token gets the same attempt. Raises `BadField`."""
+    """Create the run or resume it; the same token gets the same attempt. Raises `FieldError`."""
     check_version(body.version)
     fresh = insert_into(session, Run.__table__).values(  # type: ignore[arg-type]
         id=run_id,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from sqlalchemy import BigInteger, ColumnElement, case, cast, func, literal, or_, select
@@ -25,7 +26,8 @@ INT64_MIN = -(2**63)
 EXPONENT = 0x7FF << 52
 
 
-class Asked(Protocol):
+@dataclass(frozen=True, slots=True)
+class Asked:
     """What a series is asked for."""
 
     metric: str
@@ -189,15 +191,18 @@ def _kept(conditions: Conditions, width: int) -> Any:
         return select(ScalarValue.step, ScalarValue.bits).where(*conditions).order_by(ScalarValue.step)
     exponent = literal(EXPONENT, BigInteger)
     finite = case((ScalarValue.bits.op("&")(exponent) == exponent, 0), else_=1)
-    inside = {"partition_by": [start(ScalarValue, width), finite]}
+    inside = [start(ScalarValue, width), finite]
     value = ordered(ScalarValue.bits)
-    orders = {
-        "first": [ScalarValue.step],
+    orders: dict[str, list[ColumnElement[Any]]] = {
+        "first": [ScalarValue.step.asc()],
         "last": [ScalarValue.step.desc()],
-        "lowest": [value, ScalarValue.step],
-        "highest": [value.desc(), ScalarValue.step],
+        "lowest": [value.asc(), ScalarValue.step.asc()],
+        "highest": [value.desc(), ScalarValue.step.asc()],
     }
-    places = [func.row_number().over(order_by=order, **inside).label(name) for name, order in orders.items()]
+    places = [
+        func.row_number().over(partition_by=inside, order_by=order).label(name)
+        for name, order in orders.items()
+    ]
     rows = select(
         ScalarValue.step.label("step"),
         ScalarValue.bits.label("bits"),

@@ -51,7 +51,7 @@ def layer_health(layer: LayerRow, scope: Scope | None) -> LayerHealth:
         numel=layer.numel,
         dtype=layer.dtype,
         strategy=layer.strategy,
-        health=scope.health if scope else None,  # type: ignore[arg-type]
+        health=scope.health if scope else None,
         lost_fraction=scope.lost_fraction if scope else None,
         descent_efficiency=scope.efficiency if scope else None,
     )
