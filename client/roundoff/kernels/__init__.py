@@ -1,6 +1,6 @@
 """One AdamW step, several backends, one signature (`step.Kernel`)."""
 
-from .canary import canary as canary
+from .canary import run_canary as run_canary
 from .reference import step_fp32
 from .step import Kernel as Kernel, Step as Step
 from .storage import step_storage

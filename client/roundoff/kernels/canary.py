@@ -9,7 +9,7 @@ from roundoff.numerics import add_to_pair, two_sum
 _STEP = -1e-4
 
 
-def canary(device: torch.device, dtype: torch.dtype) -> None:
+def run_canary(device: torch.device, dtype: torch.dtype) -> None:
     """Add −1e-4 to 1.0 on `device` and check the residual. Raises RuntimeError if it is not what it must be."""
     hi = torch.ones(1, dtype=dtype, device=device)
     lo = torch.zeros(1, dtype=dtype, device=device)

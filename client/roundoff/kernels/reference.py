@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from roundoff.numerics import add_to_pair
-from roundoff.optim.strategies import Strategy
 from roundoff.watch.stored import stored_between
 
 from .step import Step
 
 if TYPE_CHECKING:
+    from roundoff.optim.strategies import Strategy
     from roundoff.watch.statistics import Meter
 
 CHUNK = 1 << 16

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from roundoff.optim.strategies import Strategy
-
 if TYPE_CHECKING:
+    from roundoff.optim.strategies import Strategy
     from roundoff.watch.statistics import Meter
 
 Scalar = float | Tensor

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from roundoff.numerics import expand, grow, multiply, round_to
 from roundoff.numerics.transforms import add, product
-from roundoff.optim.strategies import Strategy
 
 from .reference import Chunk, chunks, intend, observe
 from .step import Step
 
 if TYPE_CHECKING:
+    from roundoff.optim.strategies import Strategy
     from roundoff.watch.statistics import Meter
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from roundoff.kernels import Step, canary, kernel_for
+from roundoff.kernels import Step, kernel_for, run_canary
 from roundoff.watch.statistics import Meter
 
 from .outside import Seal
@@ -82,7 +82,7 @@ class CollageAdamW(Optimizer):
             places = {(p.device, p.dtype) for p in group["params"] if _plan(p, group).keeps("lo")}
             for device, dtype in places:
                 if device.type != "meta":
-                    canary(device, dtype)
+                    run_canary(device, dtype)
         except (TypeError, ValueError, RuntimeError):
             self.param_groups.pop()
             raise
