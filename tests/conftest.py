@@ -120,7 +120,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         yield running.url
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start_server() -> Any:
     """`with start_server(database, *flags, **environment) as running:` for tests that need more than one."""
     return running_server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,6 @@ from . import formats
 STATIC = Path(__file__).parents[1] / "static"
 """Folder of the script, the styles and the font, to be served at `/static`."""
 
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-"""The strictest policy under which the pages work: Plotly sets inline styles, nothing runs inline."""
-
 THEME_COOKIE = "roundoff_theme"
 
 
@@ -38,7 +33,7 @@ def _environment() -> Environment:
     )
     for name in ("number", "fixed", "rate", "share", "count", "age", "instant", "health_word"):
         environment.filters[name] = getattr(formats, name)
-    environment.globals.update(spark=spark, version=_static_version())
+    environment.globals.update(spark=spark, version=_static_version(), plotly_version=version("plotly"))
     return environment
 
 
