@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from sending import packed
 
 from roundoff.wire import Batch, RunStart
@@ -27,10 +28,10 @@ class Clock:
 class Api:
     """Calls by name; `http` for everything else."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, app: FastAPI | None = None) -> None:
         self.database = database
         self.clock = clock
-        self.app = create_app(database, local_only=False, clock=clock)
+        self.app = app or create_app(database, local_only=False, clock=clock)
         self.http = httpx.Client(transport=InProcess(self.app), base_url="http://127.0.0.1")
         self.source: Query = self.app.state.service.query
 
@@ -56,3 +57,7 @@ class Api:
     def restart(self) -> Api:
         """Another process's view: nothing is kept but the database."""
         return Api(self.database, self.clock)
+
+    def another_client(self) -> Api:
+        """Calls the same application at the same time."""
+        return Api(self.database, self.clock, self.app)
