@@ -137,7 +137,8 @@ class Summed:
 
     def figure(self, formula: Callable[[Any], Any]) -> tuple[Floats, NDArray[np.bool_]]:
         """The figure of every bucket, and where it is defined: a NaN of non-finite sums is a value."""
-        values = np.asarray(formula(self.sums), "f8")
+        with np.errstate(all="ignore"):  # ∞/∞ is NaN, and shown as such
+            values = np.asarray(formula(self.sums), "f8")
         finite = np.ones(len(self), dtype=bool)
         for name in self.names:
             finite &= np.isfinite(getattr(self.sums, name))

@@ -89,8 +89,10 @@ class _Grid:
         sums = {}
         for name in self.found.names:
             total = np.zeros(len(self.layers), getattr(self.found.sums, name).dtype)
-            np.add.at(total, self.row[recent], getattr(self.found.sums, name)[recent])
+            with np.errstate(all="ignore"):
+                np.add.at(total, self.row[recent], getattr(self.found.sums, name)[recent])
             sums[name] = total
-        figure = np.asarray(self.metric.figure(SimpleNamespace(**sums)), "f8")
+        with np.errstate(all="ignore"):
+            figure = np.asarray(self.metric.figure(SimpleNamespace(**sums)), "f8")
         sign = -1 if self.metric.worst == "high" else 1
         return sorted(rows, key=lambda row: (bool(np.isnan(figure[row])), sign * figure[row], row))

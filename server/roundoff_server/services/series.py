@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import BigInteger, ColumnElement, case, cast, func, literal, or_, select
 from sqlalchemy.orm import Session
 
-from roundoff.metrics import METRICS, effective_lr
+from roundoff.metrics import METRICS, descent_efficiency, effective_lr
 from roundoff.wire import Series
 
 from ..models import MODEL, GroupSample, LayerRow, LayerSample, ModelSample, Run, ScalarName, ScalarValue
@@ -104,9 +104,10 @@ def _figure(session: Session, run: Run, window: Window, asked: Asked, layers: li
 
 def _effective(found: Summed, rates: dict[int, float]) -> list[float | None]:
     lr = np.array([rates.get(step, math.nan) for step in found.keys[0]])
-    values, defined = found.figure(lambda sums: effective_lr(sums, lr))
     known = np.array([step in rates for step in found.keys[0]], dtype=bool)
-    return shown(values, (defined | np.isnan(lr)) & known)
+    values, _ = found.figure(lambda sums: effective_lr(sums, lr))
+    _, defined = found.figure(descent_efficiency)
+    return shown(values, defined & known)
 
 
 def _group_conditions(session: Session, run: Run, window: Window, layers: list[int] | None) -> Conditions:
