@@ -145,7 +145,7 @@ def test_split_and_join_are_inverse_on_every_float32(patterns: list[int]) -> Non
 
 
 def test_join_refuses_a_remainder_that_went_through_floats() -> None:
-    with pytest.raises(TypeError, match="int16 remainder, got torch.bfloat16 and torch.float32"):
+    with pytest.raises(TypeError, match=r"int16 remainder, got torch\.bfloat16 and torch\.float32"):
         numerics.join_master(torch.ones(1, dtype=torch.bfloat16), torch.ones(1))
 
 
