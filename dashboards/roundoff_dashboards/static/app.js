@@ -13,6 +13,7 @@ const POLL_MS = 3000;
 const REOPEN_MS = 5000;
 const NARROW = 560;
 
+
 const body = document.body;
 const page = body.dataset.page ?? "none";
 const runId = body.dataset.run ?? "";
@@ -125,8 +126,29 @@ function setState(changes) {
   history.replaceState(null, "", address);
 }
 
-/** @returns {any} Plotly, once its script has run */
+/** @returns {any} Plotly; only after `plotlyReady` */
 const plotly = () => /** @type {any} */ (globalThis).Plotly;
+
+/** Labels are measured when they are drawn, so the font must be there. */
+const fontReady = document.fonts.load("12px Inter").catch(() => []);
+
+/** @type {Promise<void> | null} */
+let plotlyLoading = null;
+
+/** The drawing library is large, so it is read while the figures that were asked for are made. */
+function plotlyReady() {
+  plotlyLoading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.onload = () => resolve();
+    script.onerror = () => {
+      plotlyLoading = null;
+      reject(new Error("plotly.js did not load"));
+    };
+    script.src = element("plotly")?.getAttribute("href") ?? "/static/plotly.min.js";
+    document.head.append(script);
+  });
+  return plotlyLoading;
+}
 
 async function drawFigures() {
   const boxes = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[data-figure]")]);
@@ -135,6 +157,7 @@ async function drawFigures() {
 
 /** @param {HTMLElement} box */
 async function drawFigure(box) {
+  void plotlyReady().catch(() => undefined);
   const name = box.dataset.figure ?? "";
   const query = new URLSearchParams({ theme: themeNow() });
   if (name === "heatmap") {
@@ -153,6 +176,8 @@ async function drawFigure(box) {
     if (box.dataset.asked !== address) return;
     box.classList.remove("old");
     if (drawn.get(name) === tag) return;
+    await Promise.all([plotlyReady(), fontReady]);
+    if (box.dataset.asked !== address) return;
     drawn.set(name, tag);
     await show(box, figure);
   } catch (error) {
@@ -428,16 +453,11 @@ function startFilters() {
   });
 }
 
-async function start() {
-  if (page === "run") {
-    startFigures();
-    await document.fonts.load("12px Inter").catch(() => undefined);
-    await drawFigures().catch(() => live.touch());
-  }
-  if (page !== "none") connection.start();
-}
-
 startTheme();
 startFilters();
 setInterval(tickAges, 1000);
-void start();
+if (page === "run") {
+  startFigures();
+  live.touch();
+}
+if (page !== "none") connection.start();
