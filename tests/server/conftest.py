@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from calling import Api, Clock
@@ -26,3 +27,12 @@ def database(database_url: str) -> Iterator[Database]:
 @pytest.fixture
 def api(database: Database, clock: Clock) -> Api:
     return Api(database, clock)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Database]:
+    """A migrated SQLite file, where the kind of database does not matter."""
+    store = Database(str(tmp_path / "local.db"))
+    upgrade(store)
+    yield store
+    store.dispose()

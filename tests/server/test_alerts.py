@@ -21,9 +21,10 @@ def begin(api: Api, strategy: str = "none") -> None:
 
 
 def feed(api: Api, first: int, count: int, model: s.Row, *layers: s.Row, **batch: Any) -> Any:
-    """Batches of one step each, numbered by the step."""
-    for step in range(first, first + count):
-        api.post(s.batch(step + 1, **batch, **s.steps_of([step], model, *layers)))
+    """Batches of up to five steps, numbered by their first."""
+    for start in range(first, first + count, 5):
+        steps = range(start, min(start + 5, first + count))
+        api.post(s.batch(start + 1, **batch, **s.steps_of(steps, model, *layers)))
     return alerts(api)
 
 
@@ -217,8 +218,7 @@ def test_collage_is_sent_to_a_master(api: Api) -> None:
 
 def test_a_zero_learning_rate_is_no_stall(api: Api) -> None:
     begin(api)
-    for step in range(10, 30):
-        api.post(s.batch(step, **s.steps_of([step], s.STALLED, s.STALLED, s.STALLED, lr=0.0)))
+    api.post(s.batch(1, **s.steps_of(range(10, 30), s.STALLED, s.STALLED, s.STALLED, lr=0.0)))
     assert alerts(api) == []
     assert api.get("runs/r1")["health"] == "idle"
 
