@@ -179,6 +179,28 @@ def test_a_server_restart_heals_by_itself(
     assert not [one for one in watched.complaints if "policy" in one or "exception" in one]
 
 
+def test_without_a_stream_it_polls_and_a_hidden_tab_rests(
+    served: str, watched: Watched, stalling: Training
+) -> None:
+    sender = Sender(served, stalling).start().send(20)
+    page = watched.page
+    page.route("**/api/v1/events", lambda route: route.fulfill(status=503))
+    page.goto(sender.path)
+    expect(page.locator("#connection")).to_have_text("polling")
+    sender.send(10)
+    expect(page.locator("#step")).to_have_text("145", timeout=6000)
+    page.unroute("**/api/v1/events")
+    expect(page.locator("#connection")).to_have_text("live")
+    hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')) }"
+    page.evaluate(hide, True)
+    sender.send(10)
+    page.wait_for_timeout(1500)
+    expect(page.locator("#step")).to_have_text("145")
+    page.evaluate(hide, False)
+    expect(page.locator("#step")).to_have_text("195")
+
+
 HOSTILE = [
     "<img src=x onerror=alert(1)>.weight",
     "<script>alert(2)</script>",

@@ -51,6 +51,8 @@ async function refreshPart() {
   const part = body.dataset.part;
   if (!part) return;
   const answer = await fetch(part + location.search, { headers: { Accept: "text/html" }, cache: "no-cache" });
+  // The run is gone, or the session is over: the page itself says so.
+  if (answer.status === 404 || answer.redirected) return location.reload();
   if (!answer.ok) throw new Error(`${part} answered ${answer.status}`);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const verdict = element("verdict")?.textContent;
