@@ -89,6 +89,15 @@ def test_a_healthy_run_has_no_cure_and_nothing_warm(client: PageClient) -> None:
     assert not [fields for _, fields in page.elements if "stalling" in (fields.get("class") or "")]
 
 
+def test_a_run_whose_worst_layers_are_none_is_not_called_unmeasured(
+    client: PageClient, source: MemorySource
+) -> None:
+    source.summaries["plus"].worst_layers = []
+    text = read(client, "/runs/plus").text
+    assert "No layer stalls." in text
+    assert "No layer has been measured yet." not in text
+
+
 def test_prices_are_those_of_the_strategies() -> None:
     strategies = pytest.importorskip("roundoff.optim").STRATEGIES
     for name, strategy in strategies.items():
