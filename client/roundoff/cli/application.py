@@ -59,14 +59,19 @@ def application(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _options(
-    show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
-    ] = False,
-) -> None:
-    if show_version:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(__version__)
         raise typer.Exit
+
+
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 def _plug_in(app: typer.Typer, found: EntryPoint) -> None:

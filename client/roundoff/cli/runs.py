@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from roundoff.metrics import percent
 from roundoff.query import Client
@@ -57,21 +58,24 @@ def _collect(
     return found[:limit]
 
 
+WIDE = 100
+"""Terminal width from which the loss and the time since the last data are shown as well."""
+
+
 def _print(found: list[RunSummary]) -> None:
-    shown = table(
-        "run", "state", "verdict", "step", "loss", "lost", "efficiency", "alerts", "seen",
-        right=("step", "loss", "lost", "efficiency", "alerts", "seen"),
-    )  # fmt: skip
+    wide = output.width >= WIDE
+    right = ["step", "lost", "efficiency", *(["loss", "seen"] if wide else []), "alerts"]
+    shown = table("run", "state", "verdict", *right, right=tuple(right))
     for run in found:
+        extra = [number(run.loss), age(run.last_seen)] if wide else []
         shown.add_row(
-            f"{run.project}/{run.name}".replace("[", r"\["),
+            Text(f"{run.project}/{run.name}"),
             run.state,
             health(run.health),
             "–" if run.step is None else f"{run.step:,}",
-            number(run.loss),
-            percent(run.lost_fraction).replace("n/a", "–"),
+            "–" if run.lost_fraction is None else percent(run.lost_fraction),
             number(run.descent_efficiency, 3),
+            *extra,
             str(run.alerts_firing or "–"),
-            age(run.last_seen),
         )
     output.print(shown)

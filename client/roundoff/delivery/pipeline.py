@@ -27,6 +27,10 @@ from .sender import UNSENT, Phase, Sender
 COLLECT_S = 0.1
 """How long something handed over waits until it is read, unless there is much of it."""
 
+BREATH_RECORDS, BREATH_S = 32, 0.0005
+"""So many records are read at a stretch, then the interpreter lock is left to the training thread: a thread
+that wants the lock waits up to 5 ms for one that keeps it."""
+
 UNREADABLE = "points (could not be read)"
 BAD_VALUE = "values (not a number)"
 
@@ -140,10 +144,12 @@ class Pipeline:
     def _collect(self) -> None:
         while True:
             closing = self._phase.closing.is_set()
-            for handed in self._inbox.drain():
+            for number, handed in enumerate(self._inbox.drain(), 1):
                 record = self._read(handed)
                 if record is not None:
                     self._backlog.put(record)
+                if not number % BREATH_RECORDS and not self._phase.closing.is_set():
+                    time.sleep(BREATH_S)
             if len(self._backlog) >= 256:
                 self._more.set()
             if closing and not len(self._inbox):

@@ -28,7 +28,7 @@ from .transmitter import (
 )
 
 BATCH_RECORDS = 256
-BATCH_BYTES = 4 * 2**20
+BATCH_BYTES = 2**20
 BATCH_S = 0.5
 """A batch leaves when it has this many records or bytes, or after this time."""
 

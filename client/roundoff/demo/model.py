@@ -97,8 +97,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → the same."""
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        mixed: Tensor = x + self.attn(self.norm1(x))
+        out: Tensor = mixed + self.mlp(self.norm2(mixed))
+        return out
 
 
 class Decoder(nn.Module):

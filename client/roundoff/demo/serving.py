@@ -22,7 +22,7 @@ def serving(port: int | None, database: str | None) -> Iterator[tuple[str, subpr
     """Address of a server on this machine, and its process if it was started here; it ends with the block.
 
     A roundoff server that answers on `port` is used as it is, unless `database` names one of its own. A port
-    that something else has taken is passed over for the next free one. Raises RuntimeError with the server's
+    that something else has taken is passed over for the next free one. Raises ChildProcessError with the server's
     own words if it does not start.
     """
     wanted = DEFAULT_PORT if port is None else port
@@ -53,7 +53,7 @@ def serving(port: int | None, database: str | None) -> Iterator[tuple[str, subpr
                 process.wait(STOP_S)
                 complaints.seek(0)
                 said = complaints.read().strip().splitlines() or ["it said nothing"]
-                raise RuntimeError(f"the server did not start: {said[-1].removeprefix('error: ')}")
+                raise ChildProcessError(f"the server did not start: {said[-1].removeprefix('error: ')}")
             yield words[0], process
         finally:
             stop(process)
