@@ -53,16 +53,18 @@ def serve(
 
     It migrates its database by itself. Ctrl-C stops it.
     """
-    from .app import create_app
-    from .database import Database, upgrade
-    from .running import address, open_socket, run
     from .settings import load, require_safe
 
-    with _one_line():
+    with _one_line():  # what can be wrong is found before the slow imports
         settings = load(host=host, port=port, database_url=database, insecure=insecure or None)
         require_safe(settings)
+        from .running import address, open_socket, run
+
         listener = open_socket(settings.host, settings.port)
     with listener:
+        from .app import create_app
+        from .database import Database, upgrade
+
         with _one_line():
             store = Database(settings.database_url)
             upgrade(store)

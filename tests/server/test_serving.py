@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,15 +15,12 @@ from typing import Any
 import httpx
 import pytest
 import sending as s
+import typer
+from typer.testing import CliRunner
+
+from roundoff_server.commands import serve
 
 STOPPED_S = 5.0
-
-
-def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the server where it is expected to end by itself."""
-    command = [sys.executable, "-m", "roundoff_server", *arguments]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
 
 
 def read_events(lines: Any, wanted: int) -> list[dict[str, Any]]:
@@ -73,7 +68,7 @@ def test_last_event_id_catches_up(server: str) -> None:
         for name in ("a", "b", "c"):
             http.put(f"runs/{name}", content=s.start().model_dump_json()).raise_for_status()
         with http.stream("GET", "events", headers={"Last-Event-ID": "before-1"}) as stream:
-            lines = [line for line, _ in zip(stream.iter_lines(), range(11), strict=False)]
+            lines = [line for _, line in zip(range(11), stream.iter_lines(), strict=False)]
         ids = [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
         assert [json.loads(line[6:])["run_id"] for line in lines if line.startswith("data: ")] == [
             "a",
@@ -108,26 +103,30 @@ def test_it_stops_in_time_with_streams_open(start_server: Any, tmp_path: Path, s
         assert running.process.stderr.read() == ""
 
 
-def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-        done = serve("--port", str(port), "--database", str(tmp_path / "x.db"))
+def test_a_taken_port_is_named(start_server: Any, tmp_path: Path) -> None:
+    with start_server(str(tmp_path / "x.db")) as running:
+        port = running.url.rpartition(":")[2]
+        command = [
+            sys.executable,
+            "-m",
+            "roundoff_server",
+            "--port",
+            port,
+            "--database",
+            str(tmp_path / "y.db"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr == (
         f"error: port {port} on 127.0.0.1 is taken; stop the program that has it, or choose another with --port\n"
     )
-    assert not (tmp_path / "x.db").exists()
-
-
-def test_two_servers_do_not_share_a_port(start_server: Any, tmp_path: Path) -> None:
-    with start_server(str(tmp_path / "x.db")) as running:
-        port = running.url.rpartition(":")[2]
-        done = serve("--port", port, "--database", str(tmp_path / "y.db"))
-    assert (done.returncode, f"port {port} on 127.0.0.1 is taken" in done.stderr) == (1, True)
+    assert not (tmp_path / "y.db").exists()
 
 
 def test_what_cannot_start_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database" * 100)
+    app = typer.Typer()
+    app.command()(serve)
     cases: list[tuple[list[str], dict[str, str], str]] = [
         (["--host", "0.0.0.0"], {}, "ROUNDOFF_ADMIN_TOKEN"),
         (["--host", "no.such.invalid"], {"ROUNDOFF_ADMIN_TOKEN": "12345678"}, "choose one with --host"),
@@ -137,25 +136,18 @@ def test_what_cannot_start_says_so_in_one_line(tmp_path: Path) -> None:
         ([], {"ROUNDOFF_ADMIN_TOKEN": "short"}, "setting admin_token = …"),
     ]
     for arguments, environment, message in cases:
-        done = (
-            serve("--port", "0", *arguments, **environment)
-            if "ROUNDOFF_PORT" not in environment
-            else serve(**environment)
-        )
-        assert done.returncode == 1, (arguments, done.stdout)
+        done = CliRunner().invoke(app, arguments, env={"ROUNDOFF_PORT": "0", **environment})
+        assert done.exit_code == 1, (arguments, done.output)
         assert message in done.stderr
         assert (done.stderr.count("\n"), done.stdout) == (1, ""), done.stderr
 
 
-def test_beyond_this_machine_with_a_token_or_on_purpose(start_server: Any, tmp_path: Path) -> None:
+def test_beyond_this_machine_with_a_token(start_server: Any, tmp_path: Path) -> None:
     token = "a long enough token"
-    database = str(tmp_path / "x.db")
-    with start_server(database, "--host", "0.0.0.0", ROUNDOFF_ADMIN_TOKEN=token) as running:
+    with start_server(str(tmp_path / "x.db"), "--host", "0.0.0.0", ROUNDOFF_ADMIN_TOKEN=token) as running:
         assert httpx.get(f"{running.url}/api/v1/runs").status_code == 401
         opened = httpx.get(f"{running.url}/api/v1/runs", headers={"Authorization": f"Bearer {token}"})
         assert opened.status_code == 200
-    with start_server(database, "--host", "0.0.0.0", "--insecure") as running:
-        assert httpx.get(f"{running.url}/api/v1/runs", headers={"Host": "training-7"}).status_code == 200
 
 
 def test_killed_in_the_middle_keeps_what_it_answered(start_server: Any, tmp_path: Path) -> None:
@@ -188,7 +180,7 @@ def test_writers_and_readers_of_two_processes_share_a_file(start_server: Any, tm
 
         def write(url: str, writer: str) -> None:
             with httpx.Client(base_url=url, timeout=30) as http:
-                for seq in range(10):
+                for seq in range(6):
                     body = s.packed(s.batch(seq, writer, **s.steps_of([seq], s.HEALTHY)))
                     answer = http.post(
                         "/api/v1/runs/r1/batches", content=body, headers={"Content-Encoding": "gzip"}
@@ -198,11 +190,8 @@ def test_writers_and_readers_of_two_processes_share_a_file(start_server: Any, tm
                     if http.get("/api/v1/runs").status_code != 200:
                         faults.append("a read failed")
 
-        threads = [
-            threading.Thread(target=write, args=(url, f"{i}{url[-1]}"))
-            for i in range(4)
-            for url in (one.url, two.url)
-        ]
+        asked = [(url, f"{number} to {url}") for number in range(3) for url in (one.url, two.url)]
+        threads = [threading.Thread(target=write, args=pair) for pair in asked]
         for thread in threads:
             thread.start()
         for thread in threads:

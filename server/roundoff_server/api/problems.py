@@ -84,6 +84,10 @@ async def _missing(_: Request, error: Exception) -> Response:
     return problem(HTTPStatus.NOT_FOUND, str(error.args[0]) if error.args else "not found")
 
 
+async def _forbidden(_: Request, error: Exception) -> Response:
+    return problem(HTTPStatus.FORBIDDEN, str(error))
+
+
 async def _database(_: Request, error: Exception) -> Response:
     log.error("the database did not answer: %s", error)
     detail = "the database is not available now; nothing of this request was stored, send it again"
@@ -105,6 +109,7 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(BodyError, _body)
     app.add_exception_handler(FieldError, _field)
     app.add_exception_handler(LookupError, _missing)
+    app.add_exception_handler(PermissionError, _forbidden)
     app.add_exception_handler(OperationalError, _database)
     app.add_exception_handler(DataError, _number)
     app.add_exception_handler(OverflowError, _number)

@@ -86,7 +86,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session whose transaction commits at the end of the block."""
+        """A session whose transaction commits at the end of the block. Raises PermissionError if read-only."""
+        if self.read_only:
+            raise PermissionError(f"{self.name} is opened for reading only")
         with self._one_writer, Session(self._writers, expire_on_commit=False) as session, session.begin():
             yield session
 
