@@ -318,7 +318,7 @@ def test_measuring_changes_no_bit() -> None:
         train(measured, two, 5, seed)
     assert_same_state(one, two)
     assert two.meters is not None
-    assert {meter.row.numel() for meter in two.meters.values()} == {len(ROW)}
+    assert {meter.row().numel() for meter in two.meters.values()} == {len(ROW)}
 
 
 def test_casting_seeds_lo_with_what_the_cast_drops() -> None:

@@ -43,8 +43,6 @@ def step_fp32(
         apply(chunk, u)
         if meter is not None:
             observe(meter, before, chunk, u, decay, step)
-    if meter is not None:
-        meter.finish()
 
 
 def chunks(param: Tensor, grad: Tensor, state: Mapping[str, Tensor], strategy: Strategy) -> Iterator[Chunk]:

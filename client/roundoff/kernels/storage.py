@@ -39,8 +39,6 @@ def step_storage(
         _update_weight(chunk, step)
         if meter is not None and u is not None:
             observe(meter, before, chunk, u, decay, step)
-    if meter is not None:
-        meter.finish()
 
 
 def _update_moments(chunk: Chunk, step: Step) -> None:

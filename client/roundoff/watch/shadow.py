@@ -70,7 +70,6 @@ def measure_replay(
         meter.update(hi[part], hi_after[part], u[part], stored, term)
         if v is not None:
             meter.moment(v[0][part], v[1][part], g[part], beta2)
-    meter.finish()
 
 
 def _stepped(

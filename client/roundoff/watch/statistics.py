@@ -6,6 +6,7 @@ costs kernels and no wait. `measure` and `measure_moment` are the same for peopl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -26,26 +27,37 @@ _COLUMN = {name: index for index, name in enumerate(ROW)}
 class Meter:
     """Adds up the statistics of one parameter tensor at one step, chunk by chunk, on `device`.
 
-    `row` is (len(ROW),) float64 in the order of `metrics.ROW`, `bins` (2, HEADROOM_BINS) float64: element
-    counts and Σu². All arguments of the methods are flat tensors of one length, or None where absent.
+    All tensors given to the methods are flat, of one length, or None where absent. Nothing here waits for the
+    device, except that on a CPU a chunk without non-finite elements takes a shorter way.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.row = torch.zeros(len(ROW), dtype=torch.float64, device=device)
-        # One bin more than there are: u = 0 and non-finite elements go there and are cut off.
+        self._device = device
+        self._totals: dict[str, Tensor] = {}
+        # One bin more than there are: u = 0 goes there and is cut off.
         self._bins = torch.zeros(2, HEADROOM_BINS + 1, dtype=torch.float64, device=device)
 
     @property
     def bins(self) -> Tensor:
+        """(2, HEADROOM_BINS) float64 on the device: element counts and Σu² by headroom."""
         return self._bins[:, :HEADROOM_BINS]
 
-    def _add(self, **figures: Tensor) -> None:
-        columns = [_COLUMN[name] for name in figures]
-        self.row[columns] += torch.stack(list(figures.values()))
+    def row(self) -> Tensor:
+        """(len(ROW),) float64 on the device, in the order of `metrics.ROW`."""
+        counts = self._stacked(COUNTS, torch.int64).to(torch.float64)
+        k = torch.arange(HEADROOM_LOW, HEADROOM_HIGH + 1, dtype=torch.float64, device=self._device)
+        evidence = self.bins[0].dot(torch.exp2(k + 0.5).clamp_max_(1.0))
+        return torch.cat((counts, self._stacked(SUMS, torch.float64), evidence.unsqueeze(0)))
 
-    def skip(self) -> None:
-        """Count one step that a loss scaler skipped."""
-        self.row[_COLUMN["skipped"]] += 1
+    def _stacked(self, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+        zero = torch.zeros((), dtype=dtype, device=self._device)
+        return torch.stack([self._totals.get(name, zero) for name in names])
+
+    def add(self, **figures: Tensor | int) -> None:
+        """Add to some of the figures: 0-dim tensors on the device (int64 for counts), or whole numbers."""
+        for name, value in figures.items():
+            tensor = value if isinstance(value, Tensor) else torch.full((), value, device=self._device)
+            self._totals[name] = self._totals[name] + tensor if name in self._totals else tensor
 
     def update(
         self,
@@ -56,44 +68,47 @@ class Meter:
         decay: Tensor | None = None,
     ) -> None:
         """Measure one chunk: the visible words, the intended update (float32 or wider), what is stored."""
-        finite = u.isfinite() & hi.isfinite() & hi_after.isfinite() & stored.finite()
-        u = torch.where(finite, u, 0.0)
-        before, after = _wide(hi, finite), _wide(hi_after, finite)
-        seen = after - before
-        applied = torch.where(finite, stored.applied(seen), 0.0)
-        attempted = u != 0
-        form = format_of(hi.dtype)
-        self._add(
-            numel=_count(torch.ones_like(finite)),
-            nonfinite=_count(~finite),
-            attempted=_count(attempted),
-            lost=_count(attempted & (applied == 0)),
-            invisible=_count(attempted & (seen == 0)),
-            unchanged=_count(finite & (seen == 0)),
-            underflowed=_count(attempted & (u.abs() <= form.smallest / 2)),
-        )
+        before = hi.to(torch.float32)
+        seen = hi_after.to(torch.float32) - before
+        applied = stored.applied(seen)
+        value = stored.value(hi)
+        finite = _finite(u, seen, applied, value)
+        if finite is not None:
+            u, applied, value = (torch.where(finite, x, 0.0) for x in (u, applied, value))
+            before, seen = (torch.where(finite, x, 0.0) for x in (before, seen))
+        numel = u.numel()
+        attempted = torch.count_nonzero(u)
+        bad = 0 if finite is None else numel - torch.count_nonzero(finite)
         u64, a64, s64 = u.to(torch.float64), applied.to(torch.float64), seen.to(torch.float64)
-        w64 = torch.where(finite, stored.value(hi), 0.0)
-        self._add(
+        # The product of two non-zero binary32 numbers is not zero in binary64, so it counts as well.
+        ua, us = u64 * a64, u64 * s64
+        tiny = torch.count_nonzero(u.abs() <= format_of(hi.dtype).smallest / 2)
+        self.add(
+            numel=numel,
+            nonfinite=bad,
+            attempted=attempted,
+            lost=attempted - torch.count_nonzero(ua),
+            invisible=attempted - torch.count_nonzero(us),
+            unchanged=numel - bad - torch.count_nonzero(seen),
+            underflowed=tiny - (numel - attempted),
             sum_uu=u64.dot(u64),
-            sum_ua=u64.dot(a64),
+            sum_ua=ua.sum(),
             sum_aa=a64.dot(a64),
-            sum_us=u64.dot(s64),
+            sum_us=us.sum(),
             sum_ss=s64.dot(s64),
-            sum_ww=w64.dot(w64),
+            sum_ww=value.dot(value),
         )
         self._headroom(u64, stored.resolution(before, u))
         if decay is not None:
-            trying = finite & (decay != 0) & decay.isfinite()
-            self._add(
-                decay_attempted=_count(trying),
-                decay_lost=_count(trying & stored.keeps(hi, decay)),
-            )
+            trying = (decay != 0) & decay.isfinite()
+            trying = trying if finite is None else trying & finite
+            kept = trying & stored.keeps(hi, decay)
+            self.add(decay_attempted=torch.count_nonzero(trying), decay_lost=torch.count_nonzero(kept))
 
     def _headroom(self, u64: Tensor, resolution: Tensor) -> None:
         # r is a power of two, so floor(log2(|u| / r)) is the difference of two exponents, exactly.
-        k = exponent(u64) - resolution
-        index = (k - HEADROOM_LOW).clamp_(0, HEADROOM_BINS - 1).masked_fill_(u64 == 0, HEADROOM_BINS)
+        k = exponent(u64).sub_(resolution)
+        index = k.sub_(HEADROOM_LOW).clamp_(0, HEADROOM_BINS - 1).masked_fill_(u64 == 0, HEADROOM_BINS)
         self._bins[0].scatter_add_(0, index, torch.ones_like(u64))
         self._bins[1].scatter_add_(0, index, u64 * u64)
 
@@ -112,28 +127,25 @@ class Meter:
         same = v_after == v
         if v_lo is not None and v_lo_after is not None:
             kept = kept + v_lo.to(torch.float64)
-            same = same & (v_lo_after == v_lo)
+            same &= v_lo_after == v_lo
         square = g * g
-        finite = g.isfinite() & kept.isfinite()
-        attempted = finite & (square != kept) if beta2 < 1 else torch.zeros_like(finite)
-        stuck = attempted & same
-        share = (1.0 - beta2) * square
-        self._add(
-            v_attempted=_count(attempted),
-            v_stuck=_count(stuck),
-            v_stuck_high=_count(stuck & (kept > square)),
-            v_underflowed=_count(finite & (g != 0) & (share <= format_of(v.dtype).smallest / 2)),
-            zero_grad=_count(g == 0),
+        finite = _finite(square, kept)
+        differs = square != kept if beta2 < 1 else torch.zeros_like(same)
+        tiny = (g != 0) & ((1.0 - beta2) * square <= format_of(v.dtype).smallest / 2)
+        if finite is not None:
+            differs, tiny = differs & finite, tiny & finite
+        stuck = differs & same
+        self.add(
+            v_attempted=torch.count_nonzero(differs),
+            v_stuck=torch.count_nonzero(stuck),
+            v_stuck_high=torch.count_nonzero(stuck & (kept > square)),
+            v_underflowed=torch.count_nonzero(tiny),
+            zero_grad=g.numel() - torch.count_nonzero(g),
         )
-
-    def finish(self) -> None:
-        """Read the evidence off the histogram, once all chunks are in."""
-        k = torch.arange(HEADROOM_LOW, HEADROOM_HIGH + 1, dtype=torch.float64, device=self.row.device)
-        self._add(expected_roundings=self.bins[0].dot(torch.exp2(k + 0.5).clamp_max(1.0)))
 
     def sums(self) -> Sums:
         """As `Sums`; this waits for the device."""
-        row, (counts, energy) = self.row.tolist(), self.bins.tolist()
+        row, (counts, energy) = self.row().tolist(), self.bins.tolist()
         figures: dict[str, int | float] = {name: int(row[_COLUMN[name]]) for name in COUNTS}
         figures |= {name: row[_COLUMN[name]] for name in SUMS}
         return Sums(**figures, headroom=tuple(map(int, counts)), headroom_energy=tuple(energy))  # type: ignore[arg-type]
@@ -179,7 +191,6 @@ def measure(
         }
         stored = stored_between(chunk, after)
         meter.update(chunk["param"], after["param"], chunk["intended"], stored, chunk.get("decay"))
-    meter.finish()
     return meter.sums()
 
 
@@ -220,9 +231,11 @@ def _chunks(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield {name: tensor[start : start + CHUNK] for name, tensor in flat.items()}
 
 
-def _count(mask: Tensor) -> Tensor:
-    return mask.sum()
-
-
-def _wide(words: Tensor, finite: Tensor) -> Tensor:
-    return torch.where(finite, words.to(torch.float32), 0.0)
+def _finite(*tensors: Tensor) -> Tensor | None:
+    """Where all are finite; None if they are everywhere, which only a CPU can tell without waiting."""
+    if tensors[0].device.type == "cpu" and math.isfinite(sum(float(tensor.sum()) for tensor in tensors)):
+        return None  # a sum with NaN or infinity in it is not finite
+    where = tensors[0].isfinite()
+    for tensor in tensors[1:]:
+        where = where & tensor.isfinite()
+    return where

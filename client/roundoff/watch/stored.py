@@ -21,9 +21,6 @@ _F32_MANTISSA = 23
 class Stored(Protocol):
     """Everything stored for a chunk of a weight, before and after one step."""
 
-    def finite(self) -> Tensor | bool:
-        """Where what is kept beside the visible word is finite before and after."""
-
     def applied(self, seen: Tensor) -> Tensor:
         """a, float32: the change of everything stored, given s = hi' − hi."""
 
@@ -42,9 +39,6 @@ class Plain:
 
     def __init__(self, form: Format) -> None:
         self._form = form
-
-    def finite(self) -> Tensor | bool:
-        return True
 
     def applied(self, seen: Tensor) -> Tensor:
         return seen
@@ -65,9 +59,6 @@ class Pair:
 
     lo: Tensor
     lo_after: Tensor
-
-    def finite(self) -> Tensor | bool:
-        return self.lo.isfinite() & self.lo_after.isfinite()
 
     def applied(self, seen: Tensor) -> Tensor:
         # In this order: hi + lo itself is not exact in float32.
@@ -94,9 +85,6 @@ class Master:
 
     master: Tensor
     master_after: Tensor
-
-    def finite(self) -> Tensor | bool:
-        return self.master.isfinite() & self.master_after.isfinite()
 
     def applied(self, seen: Tensor) -> Tensor:  # noqa: ARG002
         return self.master_after - self.master

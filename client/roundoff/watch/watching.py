@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.delivery.sample import GroupSetting, Sample, Sink
-from roundoff.metrics import ROW, Verdict
+from roundoff.metrics import Verdict
 from roundoff.wire import Layer
 
 from .history import History
@@ -21,8 +21,6 @@ from .roster import roster
 from .shadow import measure_replay, replay
 from .statistics import Meter
 from .words import sampled_words
-
-_FROZEN, _FROZEN_OF = ROW.index("frozen"), ROW.index("frozen_of")
 
 
 def watch(
@@ -188,10 +186,9 @@ class Watch:
         members.sort(key=lambda member: member[0])
         for number, meter in members:
             start, now = self._start[self._members[number].param], sampled_words(self._members[number].param)
-            meter.row[_FROZEN] = (now == start).sum()
-            meter.row[_FROZEN_OF] = start.numel()
+            meter.add(frozen=torch.count_nonzero(now == start), frozen_of=start.numel())
         indices = [number for number, _ in members]
-        sums = torch.stack([meter.row for _, meter in members])
+        sums = torch.stack([meter.row() for _, meter in members])
         headroom = torch.stack([meter.bins.flatten() for _, meter in members])
         sample = Sample(step, indices, sums, headroom, self._settings)
         self.history.take(sample)
