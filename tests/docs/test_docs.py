@@ -1,0 +1,90 @@
+"""What can be set, asked for and run is written down, and what is written down works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from roundoff.cli.application import application
+from roundoff.metrics import METRICS
+from roundoff.optim import STRATEGIES
+from roundoff.settings import Settings
+from roundoff_server.app import create_app
+from roundoff_server.database import Database
+from roundoff_server.settings import ServerSettings
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [*Settings.model_fields, *ServerSettings.model_fields])
+def test_every_setting_is_documented(name: str) -> None:
+    assert re.search(rf"^\| `{name}` \| `ROUNDOFF_{name.upper()}` \|", text("docs/settings.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_documented(name: str) -> None:
+    assert f"| `{name}` |" in text("docs/settings.md")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_every_strategy_is_in_the_readme_with_its_price(strategy) -> None:  # type: ignore[no-untyped-def]
+    assert re.search(
+        rf"^\| `{strategy.name}` \|.*\| {strategy.bytes_per_parameter} \|$", text("README.md"), re.MULTILINE
+    )
+
+
+def test_every_route_is_documented(tmp_path: Path) -> None:
+    page = text("docs/settings.md")
+    app = create_app(Database(f"sqlite:///{tmp_path / 'roundoff.db'}"))
+    for path, methods in app.openapi()["paths"].items():
+        for method in methods:
+            assert f"`{method.upper()} {path.removeprefix('/api/v1')}`" in page, (method, path)
+
+
+def test_every_command_is_documented() -> None:
+    page = text("docs/settings.md")
+    group = typer.main.get_command(application([]))
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        for words in [f"{name} {sub}" for sub in inner] if inner else [name]:
+            assert f"| `roundoff {words}` |" in page, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks in their order, around a model of the reader's own; no server answers."""
+    import torch
+
+    import roundoff
+
+    monkeypatch.setenv("ROUNDOFF_SERVER", "http://127.0.0.1:9")
+    blocks = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
+    assert len(blocks) == 3
+    model = torch.nn.Linear(4, 4).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def batches():  # type: ignore[no-untyped-def]
+        for _ in range(3):
+            model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            yield None
+
+    names = {"model": model, "optimizer": optimizer, "batches": batches(), "loss": torch.tensor(1.0)}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert isinstance(names["optimizer"], roundoff.CollageAdamW)
+    assert not optimizer._optimizer_step_pre_hooks or len(optimizer._optimizer_step_pre_hooks) == 1

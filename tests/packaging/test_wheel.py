@@ -1,0 +1,114 @@
+"""The wheel, built and installed in an empty environment in another folder, serves pages without the internet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", out, ROOT], check=True, capture_output=True
+    )
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that holds the wheel with the server, and nothing of this repository."""
+    folder = tmp_path_factory.mktemp("empty")
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    command = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints, f"{wheel}[server]"]
+    subprocess.run(command, check=True, cwd=folder)
+    return python
+
+
+@pytest.fixture
+def server(installed: Path, tmp_path: Path) -> Iterator[str]:
+    command = [installed, "-m", "roundoff", "serve", "--port", "0", "--database", str(tmp_path / "r.db")]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = ""
+        deadline = time.monotonic() + 60
+        while "http://" not in line and time.monotonic() < deadline and process.poll() is None:
+            line += process.stdout.readline()
+        yield "http://" + line.split("http://")[1].split()[0].rstrip("/.")
+    finally:
+        process.terminate()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_the_wheel_holds_what_is_not_python(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for wanted in (
+        "roundoff/py.typed",
+        "roundoff_server/database/migrations/env.py",
+        "roundoff_dashboards/templates/run.html",
+        "roundoff_dashboards/static/app.js",
+        "roundoff_dashboards/static/fonts/OFL.txt",
+    ):
+        assert wanted in names
+    assert any(name.endswith(".woff2") for name in names)
+    assert any("migrations/versions/" in name for name in names)
+
+
+def test_it_serves_pages_without_torch(installed: Path, server: str) -> None:
+    with httpx.Client(base_url=server, timeout=30) as client:
+        assert client.get("/healthz").status_code == 200
+        page = client.get("/")
+        assert page.status_code == 200
+        assert "roundoff" in page.text
+        assert client.get("/api/v1/runs").json()["runs"] == []
+        for path in ("/static/app.js", "/static/app.css", "/static/plotly.min.js"):
+            assert client.get(path).status_code == 200, path
+    code = "import roundoff, importlib.util; print(importlib.util.find_spec('torch'), roundoff.__file__)"
+    done = subprocess.run([installed, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.startswith("None ")
+    assert str(ROOT) not in done.stdout
+
+
+def test_without_torch_the_rest_says_plainly_what_is_missing(installed: Path) -> None:
+    done = subprocess.run(
+        [installed, "-c", "import roundoff; roundoff.CollageAdamW"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.returncode == 1
+    assert "pip install 'roundoff[torch]'" in done.stderr
+
+
+def test_the_command_line_works(installed: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "ROUNDOFF_DATABASE_URL": str(tmp_path / "none.db")}
+    roundoff = installed.parent / "roundoff"
+    version = subprocess.run(
+        [roundoff, "version", "--json"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert '"roundoff"' in version.stdout
+    missing = subprocess.run(
+        [roundoff, "runs", "--json"], capture_output=True, text=True, check=False, cwd=tmp_path, env=env
+    )
+    assert missing.returncode == 1
+    assert "Traceback" not in missing.stderr
+    assert "none.db" in missing.stderr
