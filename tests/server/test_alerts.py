@@ -10,7 +10,7 @@ import sending as s
 from calling import Api
 
 from roundoff.metrics import WARMUP_STEPS
-from roundoff.wire import Event
+from roundoff.wire import Batch, Event
 
 RECOVERED = {**s.HEALTHY, "sum_ua": 4.0, "lost": 0}
 
@@ -178,22 +178,23 @@ def test_a_restart_from_the_beginning_is_watched_from_there(api: Api) -> None:
 
 
 def test_ranks_are_added_before_they_are_judged(api: Api) -> None:
-    """One rank's shard stalls, the layer as a whole does not; ranks come in any order."""
+    """One rank's shard stalls, the layer as a whole does not; one rank runs ahead, the other comes in any order."""
+    halves = ({**s.STALLED, "sum_uu": 0.1, "sum_ua": 0.001, "lost": 900}, {**s.HEALTHY, "lost": 0})
+
+    def sent(rank: int, step: int) -> Batch:
+        tables = s.steps_of([step], halves[rank], halves[rank])
+        return s.batch(step, f"w{rank}", rank=rank, layers=s.layers("a") if step == 9 else [], **tables)
+
     api.put(s.start(world_size=2))
-    halves = ({**s.STALLED, "sum_uu": 0.1, "lost": 900}, {**s.HEALTHY, "lost": 0})
-    batches = [
-        (rank, s.batch(step + 1, f"w{rank}", rank=rank, **s.steps_of([step], halves[rank], halves[rank])))
-        for step in range(10, 40)
-        for rank in (0, 1)
-    ]
-    for rank in (0, 1):
-        first = s.steps_of([9], halves[rank], halves[rank])
-        api.post(s.batch(0, f"w{rank}", rank=rank, layers=s.layers("a"), **first))
-    draw = random.Random(1)
-    draw.shuffle(batches)
-    for _, sent in sorted(batches, key=lambda pair: pair[1].seq // 4):
-        api.post(sent)
+    for rank, step in ((0, 9), (1, 9), *((0, step) for step in range(10, 30))):
+        api.post(sent(rank, step))
     assert alerts(api) == []
+    assert api.get("runs/r1")["health"] is None, "no step after the warm-up is complete"
+    late = list(range(10, 30))
+    random.Random(1).shuffle(late)
+    for step in late:
+        api.post(sent(1, step))
+        assert alerts(api) == []
     [layer] = api.get("runs/r1/layers")
     assert (layer["health"], layer["descent_efficiency"] > 0.9) == ("healthy", True)
 

@@ -123,13 +123,14 @@ def test_undefined_and_non_finite_are_two_things(api: Api) -> None:
         3: {"sum_uu": math.inf, "sum_ua": math.inf},
         4: {"sum_uu": 1.0, "sum_ua": -math.inf},
         5: {"sum_uu": 1e308, "sum_ua": 1e308},
-        6: {"sum_uu": 1e308, "sum_ua": 1e308},
+        6: {"sum_uu": 1.0, "sum_ua": math.nan},
+        7: {"sum_uu": 1.0, "sum_ua": 0.5},
     }
     api.post(
         s.batch(layers=s.layers("a"), samples=s.layer_samples({(0, step): row for step, row in rows.items()}))
     )
     values = api.get("runs/r1/series", metric="descent_efficiency", layer="a")["values"]
-    assert values == [0.5, None, "NaN", "NaN", "-Infinity", "NaN", "NaN"]
+    assert values == [0.5, None, "NaN", "NaN", "-Infinity", "NaN", "NaN", 0.5]
     heat = api.get("runs/r1/heatmap", metric="descent_efficiency")["values"]
     assert heat == [values]
     bucketed = api.get("runs/r1/series", metric="descent_efficiency", layer="a", max_points=4)

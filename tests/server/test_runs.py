@@ -113,3 +113,21 @@ def test_broken_is_not_stalling(api: Api) -> None:
     assert (run["health"], run["layers_stalling"]) == ("broken", 0)
     assert run["headline"] == "Non-finite values in 1 of 2 layers."
     assert api.get("alerts")["alerts"] == []
+
+
+def test_late_data_does_not_turn_the_newest_values_back(api: Api) -> None:
+    api.put(s.start())
+    api.post(s.batch(1, scalars=s.scalars([("loss", 9, 1.0)]), **s.steps_of([9], s.HEALTHY, lr=1e-4)))
+    api.post(s.batch(0, scalars=s.scalars([("loss", 4, 2.0)]), **s.steps_of([4], s.HEALTHY, lr=5e-4)))
+    run = api.get("runs/r1")
+    assert (run["step"], run["lr"], run["loss"]) == (9, 1e-4, 1.0)
+
+
+def test_a_window_may_hold_infinity(api: Api) -> None:
+    api.put(s.start())
+    overflowed = {**s.HEALTHY, "sum_ua": float("-inf")}
+    for seq in range(2):
+        steps = range(10 + seq, 11 + seq)
+        api.post(s.batch(seq, layers=s.layers("a"), **s.steps_of(steps, overflowed, overflowed)))
+    assert [layer["descent_efficiency"] for layer in api.get("runs/r1/layers")] == ["-Infinity"]
+    assert api.get("runs/r1")["descent_efficiency"] == "-Infinity"
