@@ -185,8 +185,18 @@ def evaluate(evaluation: Evaluation, span: Span) -> None:
         else:
             lr = rates.of_group.get((evaluation.layers[layer].group_index, step))
         steps.setdefault(step, []).append((layer, evidence, lr))
+    whole = _whole_steps(session, run, span, low)
     for step in sorted(steps):
-        evaluation.step(step, steps[step])
+        if whole is None or step in whole:
+            evaluation.step(step, steps[step])
+
+
+def _whole_steps(session: Session, run: Run, span: Span, low: int) -> set[int] | None:
+    """Steps that every sampling rank has sent, for a part of a sum says nothing; None for a single rank."""
+    if len(span.ranks) == 1:
+        return None
+    query = select(ModelSample.step).where(*_within(ModelSample, run, span, low)).group_by(ModelSample.step)
+    return set(session.scalars(query.having(func.count() == len(span.ranks))))
 
 
 class Rates(NamedTuple):
@@ -200,14 +210,7 @@ def _rates(session: Session, run: Run, span: Span, low: int) -> Rates:
     groups = {*session.scalars(select(LayerRow.group_index).where(LayerRow.run == run.run).distinct())}
     rows = session.execute(
         select(GroupSample.group_index, GroupSample.step, GroupSample.lr)
-        .where(
-            GroupSample.run == run.run,
-            GroupSample.group_index.in_(groups),
-            GroupSample.attempt == span.attempt,
-            GroupSample.rank.in_(span.ranks),
-            GroupSample.step > low,
-            GroupSample.step <= span.high,
-        )
+        .where(*_within(GroupSample, run, span, low), GroupSample.group_index.in_(groups))
         .order_by(GroupSample.rank.desc())
     )
     rates = Rates({}, {})
@@ -218,21 +221,26 @@ def _rates(session: Session, run: Run, span: Span, low: int) -> Rates:
     return rates
 
 
-def _samples(session: Session, run: Run, span: Span, low: int) -> Iterable[tuple[int, int, Evidence]]:
-    def within(table: type[LayerSample] | type[ModelSample]) -> list[Any]:
-        return [
-            table.run == run.run,
-            table.attempt == span.attempt,
-            table.rank.in_(span.ranks),
-            table.step > low,
-            table.step <= span.high,
-        ]
+def _within(
+    table: type[LayerSample | ModelSample | GroupSample], run: Run, span: Span, low: int
+) -> list[Any]:
+    return [
+        table.run == run.run,
+        table.attempt == span.attempt,
+        table.rank.in_(span.ranks),
+        table.step > low,
+        table.step <= span.high,
+    ]
 
+
+def _samples(session: Session, run: Run, span: Span, low: int) -> Iterable[tuple[int, int, Evidence]]:
     def summed(table: type[LayerSample] | type[ModelSample]) -> list[Any]:
         return [func.sum(getattr(table, name)) for name in Evidence._fields]
 
     model = (
-        select(ModelSample.step, *summed(ModelSample)).where(*within(ModelSample)).group_by(ModelSample.step)
+        select(ModelSample.step, *summed(ModelSample))
+        .where(*_within(ModelSample, run, span, low))
+        .group_by(ModelSample.step)
     )
     for step, *values in session.execute(model):
         yield MODEL, step, _evidence(values)
@@ -241,7 +249,7 @@ def _samples(session: Session, run: Run, span: Span, low: int) -> Iterable[tuple
         select(LayerSample.layer, LayerSample.step, *summed(LayerSample))
         .select_from(LayerRow)
         .join(LayerSample, (LayerSample.run == LayerRow.run) & (LayerSample.layer == LayerRow.layer))
-        .where(LayerRow.run == run.run, *within(LayerSample))
+        .where(LayerRow.run == run.run, *_within(LayerSample, run, span, low))
         .group_by(LayerSample.layer, LayerSample.step)
     )
     for layer, step, *values in session.execute(layers):
