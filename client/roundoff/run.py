@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +17,7 @@ from .delivery import Delivery, Identity, Notices, Pipeline, identify, presentab
 from .delivery.batches import End
 from .delivery.pipeline import BAD_VALUE
 from .delivery.records import Scalar
+from .delivery.values import flat, number as as_number, short
 from .settings import DEFAULT_SERVER, Settings, load
 from .wire import Layer, RunStart
 
@@ -174,12 +175,12 @@ class Run:
             at = self._next_step if step is None else operator.index(step)
             if not 0 <= at < MAX_STEP:
                 raise ValueError(f"a step is 0 or more, not {at}")
-            for name, value in _flat(values):
+            for name, value in flat(values):
                 self._keep(kept, name, value, at)
         except Exception as error:  # noqa: BLE001 - whatever a caller's object raises
             pipeline.counts.take(len(kept) + 1)
             pipeline.counts.drop(BAD_VALUE, len(kept) + 1)
-            self._notices.warn_once("log", f"log({_short(values)}, step={_short(step)}) is dropped: {error}")
+            self._notices.warn_once("log", f"log({short(values)}, step={short(step)}) is dropped: {error}")
             return
         self._next_step = max(self._next_step, at + 1)
         if kept:
@@ -253,11 +254,11 @@ class Run:
             counts.drop(STEP_BACK)
             self._notices.warn_once("step", _went_back(f"the step of {name!r}", last, step))
             return
-        number = _number(value)
+        number = as_number(value)
         if number is None or not 0 < len(name) <= 1024:
             counts.take(1)
             counts.drop(BAD_VALUE)
-            text = f"{name[:100]!r} is {_short(value)} ({type(value).__name__}), not a number; it is dropped"
+            text = f"{name[:100]!r} is {short(value)} ({type(value).__name__}), not a number; it is dropped"
             self._notices.warn_once("value", f"log: {text}")
         elif last < 0 and len(self._steps) >= MAX_NAMES:
             counts.take(1)
@@ -346,43 +347,3 @@ def _went_back(what: str, last: int, step: int) -> str:
         f"{what} went back from {last} to {step}; what is older than {last} is dropped. After loading a "
         f"checkpoint begin a new attempt: roundoff.init(run_id=..., first_step={step})"
     )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}/")
-        else:
-            yield name, value
-
-
-def _number(value: Any) -> float | Scalar | None:
-    """`value` as a float; a one-element tensor on a device as a copy that can be read later; else None."""
-    if isinstance(value, float | int):
-        try:
-            return float(value)
-        except OverflowError:
-            return None
-    detach: Callable[[], Any] | None = getattr(value, "detach", None)
-    if detach is not None:
-        if value.numel() != 1 or value.is_complex():
-            return None
-        if value.device.type == "cpu":
-            return float(value.item())
-        copy: Scalar = detach().clone()  # the caller may change the tensor before it is read
-        return copy
-    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - a stranger's __repr__ may raise anything
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 80 else f"{text[:79]}…"

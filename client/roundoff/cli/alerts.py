@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
 from rich.text import Text
 
-from roundoff.metrics import name_some
 from roundoff.query import Client
 from roundoff.wire import Alert
 
 from .source import Database, Json, Server, Token, open_source
-from .terminal import age, output, print_json, table
+from .terminal import age, output, print_json
 
+INDENT = 10
 STATE_STYLE = {"firing": "bold red", "pending": "yellow", "resolved": "dim"}
 
 
@@ -56,18 +57,16 @@ def _collect(
 
 
 def _print(found: list[Alert]) -> None:
-    shown = table("run", "rule", "state", "since step", "what", "age", right=("since step", "age"))
     for alert in found:
-        named = name_some(alert.layers[:3] + [""] * (alert.layer_count - len(alert.layers[:3])))
-        what = Text(alert.headline)
-        what.append(f"\n{named}" if alert.layers else "", style="dim")
-        what.append(f"\n{alert.cure}", style="dim")
-        shown.add_row(
-            Text(f"{alert.project}/{alert.run_name}"),
-            Text(alert.rule),
-            Text(alert.state, style=STATE_STYLE.get(alert.state, "")),
-            f"{alert.since_step:,}",
-            what,
-            age(alert.fired_at),
+        line = Text.assemble(
+            (f"{alert.state:<9} ", STATE_STYLE.get(alert.state, "")),
+            (f"{alert.project}/{alert.run_name}", "bold"),
+            f"  {alert.rule}, since step {alert.since_step:,}",
         )
-    output.print(shown)
+        if alert.fired_at is not None:
+            line.append(f", fired {age(alert.fired_at)} ago")
+        if alert.state == "resolved" and alert.reason:
+            line.append(f", resolved: {alert.reason}")
+        output.print(line)
+        output.print(Padding(Text(alert.headline), (0, 0, 0, INDENT)))
+        output.print(Padding(Text(f"Cure: {alert.cure}", style="dim"), (0, 0, 0, INDENT)))

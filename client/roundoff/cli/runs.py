@@ -74,7 +74,7 @@ def _print(found: list[RunSummary]) -> None:
             health(run.health),
             "–" if run.step is None else f"{run.step:,}",
             "–" if run.lost_fraction is None else percent(run.lost_fraction),
-            number(run.descent_efficiency, 3),
+            number(run.descent_efficiency, 2),
             *extra,
             str(run.alerts_firing or "–"),
         )

@@ -40,9 +40,11 @@ def health(state: str | None) -> Text:
     return Text(state or "no verdict", style=HEALTH_STYLE.get(state, ""))
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A number to four significant digits, a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}g}"
+def number(value: float | None, decimals: int = 3) -> str:
+    """A number for reading, in exponent form where its size asks for it; a dash where there is none."""
+    if value is None:
+        return "–"
+    return f"{value:.{decimals}f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.{decimals}g}"
 
 
 def age(moment: datetime | None) -> str:

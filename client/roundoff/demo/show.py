@@ -141,9 +141,9 @@ def _print_verdict(outcomes: Sequence[Outcome]) -> None:
         line.append_text(Text(f"{summary.headline} {summary.explanation}", style="not bold"))
         console.print(line)
     console.print()
-    right = ("validation loss", "updates lost", "efficiency", "stalling layers")
+    right = ("validation loss", "lost", "efficiency", "stalling")
     shown = table("run", *right, "verdict", right=right)
-    shown.columns[0].no_wrap = True
+    shown.columns[0].no_wrap = shown.columns[-1].no_wrap = True
     for outcome in outcomes:
         summary = outcome.summary
         efficiency = summary.descent_efficiency
