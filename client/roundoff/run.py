@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import operator
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -100,7 +99,6 @@ class Run:
         self._next_step = start.first_step
         self._watch: Watch | None = None
         self._over = False
-        self._pid = os.getpid()
         self._failure = getattr(sys, "last_value", None)
         self._pipeline = self._connect() if settings.mode == "online" else None
         if self._pipeline is not None:
@@ -273,7 +271,7 @@ class Run:
 
     def _end(self, end: End | None, timeout: float) -> None:
         pipeline = self._pipeline
-        if self._over or pipeline is None or os.getpid() != self._pid:
+        if self._over or pipeline is None or not pipeline.open:
             return
         self._over = True
         atexit.unregister(self._at_exit)

@@ -230,6 +230,7 @@ def test_a_forked_child_leaves_the_parents_run_alone(scripted: Any) -> None:
         child = os.fork()
         if not child:
             run.log({{"x": 2.0}})
+            assert run.delivery.taken == 1, run.delivery
             run.finish()
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
@@ -241,6 +242,7 @@ def test_a_forked_child_leaves_the_parents_run_alone(scripted: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert [value for _, _, value in scripted.scalars()] == [1.0, 3.0]
     assert [batch.end for batch in scripted.batches if batch.end] == ["finished"]
+    assert done.stderr.count("roundoff:") == 2  # the parent's link, when it begins and when it ends
 
 
 def test_only_the_first_rank_speaks(

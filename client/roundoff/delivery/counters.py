@@ -33,6 +33,10 @@ class Counts:
         self.taken = 0
         self.sent = 0
 
+    def renew_lock(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock at that moment."""
+        self._lock = threading.Lock()
+
     def take(self, points: int) -> None:
         """Points that a caller handed over."""
         with self._lock:

@@ -137,6 +137,7 @@ class Pipeline:
     def disown(self) -> None:
         """In a forked child: the threads and the data belong to the parent."""
         self._open = False
+        self.counts.renew_lock()
 
     def _left(self) -> int:
         return self.state().queued
