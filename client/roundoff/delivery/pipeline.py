@@ -149,7 +149,7 @@ class Pipeline:
                 record = self._read(handed)
                 if record is not None:
                     self._backlog.put(record)
-                if not number % BREATH_RECORDS and not self._phase.closing.is_set():
+                if not (number % BREATH_RECORDS or self._phase.closing.is_set() or self._inbox.half_full):
                     time.sleep(BREATH_S)
             if len(self._backlog) >= 256:
                 self._more.set()

@@ -53,7 +53,7 @@ class Inbox:
     @property
     def half_full(self) -> bool:
         """Whether the collector should be woken."""
-        return 2 * (self._put - self._drained) > self._limit or len(self._items) > 1000
+        return 2 * (self._put - self._drained) > self._limit
 
     def declare(self, declared: Declared, now: float) -> None:
         """Layers are always taken: their number is that of the model's parameters."""
