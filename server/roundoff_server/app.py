@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
-from roundoff_dashboards.pages import STATIC, create_pages
+from roundoff_dashboards.pages import STATIC, create_pages, not_found_page
 
 from . import __version__
 from .access import Access, Gate
@@ -46,7 +46,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    handle_problems(app)
+    handle_problems(app, lambda request: not_found_page(request, service.query))
     app.include_router(create_api(service))
     app.include_router(create_health(service))
     app.include_router(create_login(gate))

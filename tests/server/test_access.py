@@ -156,3 +156,12 @@ def test_static_files_are_kept_where_their_address_has_a_version(local: Database
         assert "immutable" in http.get("/static/app.css?v=1").headers["cache-control"]
         assert "immutable" not in http.get("/static/app.css").headers["cache-control"]
         assert http.get("/static/../app.py").status_code == 404
+
+
+def test_a_browser_gets_a_page_for_what_is_not_there_and_a_program_a_problem(local: Database) -> None:
+    with client(create_app(local)) as http:
+        page = http.get("/no/such", headers={"Accept": "text/html,*/*"})
+        assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "There is nothing at this address." in page.text
+        problem = http.get("/no/such")
+        assert (problem.status_code, problem.headers["content-type"]) == (404, "application/problem+json")

@@ -46,7 +46,9 @@ def test_life_cycle(api: Api) -> None:
     assert (firing["layers"], firing["layer_count"]) == (["norm.weight"], 1)
     assert (firing["rule"], firing["project"], firing["run_name"]) == ("precision-stagnation", "demo", "bf16")
     assert firing["fired_at"] == "2027-01-15T08:01:40Z"
-    assert firing["cure"] == 'CollageAdamW(…, strategy="plus"): 12 bytes per parameter instead of 8.'
+    assert firing["cure"] == (
+        'Collage-plus keeps what rounding drops: CollageAdamW(…, strategy="plus"), 12 bytes per parameter instead of 8.'
+    )
     assert api.get("runs/r1")["alerts_firing"] == 1
     [resolved] = feed(api, 15, 30, RECOVERED, RECOVERED, RECOVERED)
     assert (resolved["id"], resolved["state"]) == (firing["id"], "resolved")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import sending as s
 
-from roundoff_server.services.stagnation import CLEAR_EFFICIENCY, FOR_SAMPLES, Watched, cure, headline
+from roundoff_server.services.stagnation import CLEAR_EFFICIENCY, FOR_SAMPLES, Watched, headline
 
 
 def sample(efficiency: float = 0.0, lost: int = 990, evidence: float = 100.0) -> SimpleNamespace:
@@ -81,12 +81,4 @@ def test_words() -> None:
     assert headline(model, False, [layer] * 4, ["a", "b", "c"], 52, 10) == (
         "Since step 10 rounding takes 99 % of the element updates in 4 of 52 layers: a, b, c and 1 more. They "
         "store 1.0 % of their descent; the model as a whole stores 95 %."
-    )
-
-
-def test_the_cure_has_its_price() -> None:
-    assert cure(["none", ""]) == 'CollageAdamW(…, strategy="plus"): 12 bytes per parameter instead of 8.'
-    assert cure([]) == cure(["none"])
-    assert cure(["plus"]).startswith(
-        'CollageAdamW(…, strategy="fp32-master"): 16 bytes per parameter instead of 12.'
     )

@@ -29,6 +29,11 @@ class Cure:
     price: str
     code: str
 
+    @property
+    def text(self) -> str:
+        """All three in one line."""
+        return f"{self.sentence}: {self.code}, {self.price}."
+
 
 def cure(strategies: Iterable[str]) -> Cure:
     """The cure for layers that stall under `strategies`; any other name is a plain 16-bit optimizer."""

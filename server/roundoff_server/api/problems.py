@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from sqlalchemy.exc import DataError, OperationalError
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -102,9 +103,16 @@ async def _fault(_: Request, __: Exception) -> Response:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server made a mistake; its log says which")
 
 
-def handle_problems(app: FastAPI) -> None:
-    """Answer every error with a problem document."""
-    app.add_exception_handler(HTTPException, _http)
+def handle_problems(app: FastAPI, missing_page: Callable[[Request], Response]) -> None:
+    """Answer every error with a problem document; a browser that asks for no page there is gets `missing_page`."""
+
+    async def http(request: Request, error: Exception) -> Response:
+        wants_page = "text/html" in request.headers.get("accept", "")
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND and wants_page:
+            return await run_in_threadpool(missing_page, request)
+        return await _http(request, error)
+
+    app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, _query)
     app.add_exception_handler(BodyError, _body)
     app.add_exception_handler(FieldError, _field)

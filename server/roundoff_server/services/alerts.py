@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from roundoff.metrics import WARMUP_STEPS, Totals, Track
+from roundoff.metrics import WARMUP_STEPS, Totals, Track, cure
 
 from ..database.upsert import replacing
 from ..models import MODEL, AlertRow, Attempt, GroupSample, LayerRow, LayerSample, ModelSample, Run, Scope
-from .stagnation import RULE, Watched, cure, headline
+from .stagnation import RULE, Watched, headline
 
 NAMED = 50
 """Worst layers that an alert keeps by name; it counts them all."""
@@ -131,7 +131,7 @@ class Evaluation:
             self.scopes.get(MODEL), alert.model, layers, names, len(self.layers), alert.since_step
         )
         concerned = [self.layers[s.layer] for s in layers] or list(self.layers.values())
-        alert.cure = cure([layer.strategy for layer in concerned])
+        alert.cure = cure(layer.strategy for layer in concerned).text
 
     def save(self) -> None:
         """Write back what was touched; the open alert speaks of the present."""

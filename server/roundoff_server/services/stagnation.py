@@ -15,18 +15,6 @@ FOR_SAMPLES = 5
 CLEAR_EFFICIENCY = 0.7
 """A firing scope clears when its window stores more than this share of its descent."""
 
-BYTES = {
-    "none": 8,
-    "stochastic": 8,
-    "light": 10,
-    "kahan": 10,
-    "plus": 12,
-    "exact": 12,
-    "fp32-state": 12,
-    "fp32-master": 16,
-}
-"""Bytes per parameter by strategy, numerics §3; a plain 16-bit optimizer costs what `none` costs."""
-
 
 @dataclass(slots=True)
 class Watched:
@@ -105,13 +93,3 @@ def headline(
     )
     whole = None if model is None else model.efficiency
     return f"{text}." if whole is None else f"{text}; the model as a whole stores {percent(whole)}."
-
-
-def cure(strategies: Sequence[str]) -> str:
-    """What to change and what it costs. `strategies` are those of the affected layers."""
-    kept = max((BYTES.get(strategy, BYTES["none"]) for strategy in strategies), default=BYTES["none"])
-    pairs = {"light", "plus", "kahan"}.intersection(strategies)
-    better = "fp32-master" if pairs else "plus"
-    price = f"{BYTES[better]} bytes per parameter instead of {kept}"
-    why = " The second word of the pair is full, so a wider master is needed." if pairs else ""
-    return f'CollageAdamW(…, strategy="{better}"): {price}.{why}'
