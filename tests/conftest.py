@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# Before anything loads torch: the tensors of tests are small, and threads only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import psycopg
 import pytest
 
