@@ -137,6 +137,17 @@ def test_the_end_bins_are_open() -> None:
     assert sums.headroom_energy[-1] == 2.0**40
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e-41], ids=["normal", "subnormal"])
+@pytest.mark.parametrize("weight", [0.0, 1e-38, 1.0])
+def test_no_update_is_in_no_bin_whatever_the_weight(weight: float, size: float) -> None:
+    w = words(weight, weight)
+    alone = measure(w[:1], w[:1], torch.tensor([size]))
+    beside = measure(w, w, torch.tensor([size, 0.0]))
+    assert beside.headroom == alone.headroom
+    assert sum(alone.headroom) == 1
+    assert beside.underflowed == alone.underflowed == int(size < 1e-40)
+
+
 def test_evidence_counts_expected_roundings() -> None:
     w = torch.ones(1000, dtype=BF16)
     sums = measure(w, w, torch.full((1000,), 2.0**-7))

@@ -267,6 +267,22 @@ def test_a_failure_inside_is_said_once_and_training_goes_on(monkeypatch: pytest.
     assert not optimizer._optimizer_step_pre_hooks
 
 
+def test_where_warnings_are_errors_a_step_still_does_not_raise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("no such thing")
+
+    monkeypatch.setattr("roundoff.watch.watching.replay", broken)
+    model = model_of()
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    roundoff.watch(model, optimizer, every=1, sink=Collected())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
+    assert "no such thing" in caplog.text
+
+
 def test_a_closure_cannot_be_replayed_and_this_is_said_once() -> None:
     model = model_of()
     optimizer = SGD(model.parameters(), lr=1e-3)
@@ -281,9 +297,9 @@ def test_a_closure_cannot_be_replayed_and_this_is_said_once() -> None:
 
     with pytest.warns(UserWarning, match="closure"):
         optimizer.step(closure)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as said_again:
         optimizer.step(closure)
+    assert not said_again
     assert not sink.samples
 
 

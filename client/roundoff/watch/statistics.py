@@ -21,6 +21,7 @@ from .stored import Stored, stored_between
 CHUNK = 1 << 17
 """Elements measured at a time: their temporaries stay in cache and memory stays bounded."""
 
+_F32_TINY = torch.finfo(torch.float32).tiny
 _COLUMN = {name: index for index, name in enumerate(ROW)}
 
 
@@ -34,13 +35,12 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._totals: dict[str, Tensor] = {}
-        # One bin more than there are: u = 0 goes there and is cut off.
-        self._bins = torch.zeros(2, HEADROOM_BINS + 1, dtype=torch.float64, device=device)
+        self._bins = torch.zeros(2, HEADROOM_BINS, dtype=torch.float64, device=device)
 
     @property
     def bins(self) -> Tensor:
         """(2, HEADROOM_BINS) float64 on the device: element counts and Σu² by headroom."""
-        return self._bins[:, :HEADROOM_BINS]
+        return self._bins
 
     def row(self) -> Tensor:
         """(len(ROW),) float64 on the device, in the order of `metrics.ROW`."""
@@ -72,45 +72,61 @@ class Meter:
         seen = hi_after.to(torch.float32) - before
         applied = stored.applied(seen)
         value = stored.value(hi)
-        finite = _finite(u, seen, applied, value)
+        finite = _finite(u, seen) if applied is seen else _finite(u, seen, applied)
+        numel = u.numel()
+        bad: Tensor | int = 0
         if finite is not None:
             u, applied, value = (torch.where(finite, x, 0.0) for x in (u, applied, value))
             before, seen = (torch.where(finite, x, 0.0) for x in (before, seen))
-        numel = u.numel()
+            bad = numel - torch.count_nonzero(finite)
         attempted = torch.count_nonzero(u)
-        bad = 0 if finite is None else numel - torch.count_nonzero(finite)
-        u64, a64, s64 = u.to(torch.float64), applied.to(torch.float64), seen.to(torch.float64)
-        # The product of two non-zero binary32 numbers is not zero in binary64, so it counts as well.
-        ua, us = u64 * a64, u64 * s64
-        tiny = torch.count_nonzero(u.abs() <= format_of(hi.dtype).smallest / 2)
-        self.add(
-            numel=numel,
-            nonfinite=bad,
-            attempted=attempted,
-            lost=attempted - torch.count_nonzero(ua),
-            invisible=attempted - torch.count_nonzero(us),
-            unchanged=numel - bad - torch.count_nonzero(seen),
-            underflowed=tiny - (numel - attempted),
-            sum_uu=u64.dot(u64),
-            sum_ua=ua.sum(),
-            sum_aa=a64.dot(a64),
-            sum_us=us.sum(),
-            sum_ss=s64.dot(s64),
-            sum_ww=value.dot(value),
-        )
-        self._headroom(u64, stored.resolution(before, u))
+        self.add(numel=numel, nonfinite=bad, attempted=attempted, sum_ww=value.dot(value))
+        self.add(unchanged=numel - bad - torch.count_nonzero(seen))
+        u64 = u.to(torch.float64)
+        uu = u64 * u64
+        self._products(u64, applied, seen, attempted)
+        self.add(sum_uu=uu.sum(), underflowed=self._headroom(u, uu, before, stored, numel - attempted, hi))
         if decay is not None:
-            trying = (decay != 0) & decay.isfinite()
-            trying = trying if finite is None else trying & finite
-            kept = trying & stored.keeps(hi, decay)
-            self.add(decay_attempted=torch.count_nonzero(trying), decay_lost=torch.count_nonzero(kept))
+            self._decay(hi, decay, stored, finite)
 
-    def _headroom(self, u64: Tensor, resolution: Tensor) -> None:
+    def _products(self, u64: Tensor, applied: Tensor, seen: Tensor, attempted: Tensor) -> None:
+        # The product of two non-zero binary32 numbers is not zero in binary64, so it counts as well.
+        a64 = applied.to(torch.float64)
+        ua, aa = u64 * a64, a64.dot(a64)
+        lost, sum_ua = attempted - torch.count_nonzero(ua), ua.sum()
+        self.add(lost=lost, sum_ua=sum_ua, sum_aa=aa)
+        if applied is seen:
+            self.add(invisible=lost, sum_us=sum_ua, sum_ss=aa)
+            return
+        s64 = seen.to(torch.float64)
+        us = u64 * s64
+        self.add(invisible=attempted - torch.count_nonzero(us), sum_us=us.sum(), sum_ss=s64.dot(s64))
+
+    def _headroom(
+        self, u: Tensor, uu: Tensor, before: Tensor, stored: Stored, zeros: Tensor, hi: Tensor
+    ) -> Tensor | int:
+        """Bin the chunk's headroom; return how many updates are below the range of the storage format."""
+        limit = format_of(hi.dtype).smallest / 2
+        size = u.abs()
+        # One look for all: of 0 and below binary32's normal range an exponent cannot be read off 32 bits.
+        none_small = u.device.type == "cpu" and not int(torch.count_nonzero(size <= max(limit, _F32_TINY)))
+        quick = none_small and u.dtype == torch.float32
+        exponents = (size.view(torch.int32) >> 23).sub_(127) if quick else exponent(u.to(torch.float64))
         # r is a power of two, so floor(log2(|u| / r)) is the difference of two exponents, exactly.
-        k = exponent(u64).sub_(resolution)
-        index = k.sub_(HEADROOM_LOW).clamp_(0, HEADROOM_BINS - 1).masked_fill_(u64 == 0, HEADROOM_BINS)
-        self._bins[0].scatter_add_(0, index, torch.ones_like(u64))
-        self._bins[1].scatter_add_(0, index, u64 * u64)
+        k = exponents - stored.resolution(before, u)
+        index = k.sub_(HEADROOM_LOW).clamp_(0, HEADROOM_BINS - 1).to(torch.int64)
+        self._bins[0].scatter_add_(0, index, torch.ones_like(uu))
+        self._bins[1].scatter_add_(0, index, uu)
+        self._bins[0, 0] -= zeros  # u = 0 has fallen into the lowest bin, with no energy
+        return 0 if none_small else torch.count_nonzero(size <= limit) - zeros
+
+    def _decay(self, hi: Tensor, decay: Tensor, stored: Stored, finite: Tensor | None) -> None:
+        trying = decay != 0
+        for where in (finite, _finite(decay)):
+            trying = trying if where is None else trying & where
+        # Not the complement of what moved: a pair at a tie heals even when nothing is added to it.
+        kept = stored.keeps(hi, decay) & trying
+        self.add(decay_attempted=torch.count_nonzero(trying), decay_lost=torch.count_nonzero(kept))
 
     def moment(
         self,
@@ -124,22 +140,23 @@ class Meter:
         """Measure the second moment of one chunk: stored words before and after, and the gradient."""
         g = grad.to(torch.float64)
         kept = v.to(torch.float64)
-        same = v_after == v
+        moved = v_after != v
         if v_lo is not None and v_lo_after is not None:
             kept = kept + v_lo.to(torch.float64)
-            same &= v_lo_after == v_lo
+            moved |= v_lo_after != v_lo
         square = g * g
+        away = square - kept if beta2 < 1 else torch.zeros_like(kept)
         finite = _finite(square, kept)
-        differs = square != kept if beta2 < 1 else torch.zeros_like(same)
-        tiny = (g != 0) & ((1.0 - beta2) * square <= format_of(v.dtype).smallest / 2)
         if finite is not None:
-            differs, tiny = differs & finite, tiny & finite
-        stuck = differs & same
+            away, square = torch.where(finite, away, 0.0), torch.where(finite, square, 0.0)
+        away_stuck = away.masked_fill(moved, 0.0)
+        zeros = g.numel() - torch.count_nonzero(square)
+        limit = format_of(v.dtype).smallest / 2 / (1.0 - beta2) if beta2 < 1 else math.inf
         self.add(
-            v_attempted=torch.count_nonzero(differs),
-            v_stuck=torch.count_nonzero(stuck),
-            v_stuck_high=torch.count_nonzero(stuck & (kept > square)),
-            v_underflowed=torch.count_nonzero(tiny),
+            v_attempted=torch.count_nonzero(away),
+            v_stuck=torch.count_nonzero(away_stuck),
+            v_stuck_high=torch.count_nonzero(away_stuck.clamp_max_(0.0)),
+            v_underflowed=torch.count_nonzero(square <= limit) - zeros,
             zero_grad=g.numel() - torch.count_nonzero(g),
         )
 

@@ -117,9 +117,12 @@ def stored_between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
 
 
 def gap_exponent(w32: Tensor, u: Tensor, form: Format) -> Tensor:
-    """log2 of gap(w, u) as int32, for values of `form` held in float32 (numerics §1)."""
+    """log2 of gap(w, u) as int32, for values of `form` held in float32 (numerics §1); of no use where u = 0.
+
+    Toward zero the gap at w is the spacing just below w: one less on the bit pattern leaves a power of two's
+    binade and nothing else's.
+    """
     bits = w32.view(torch.int32)
-    exponent = ((bits >> _F32_MANTISSA) & 0xFF) - _F32_BIAS
-    is_power = (bits & ((1 << _F32_MANTISSA) - 1) == 0) & (exponent > form.emin)
-    toward_zero = torch.signbit(w32) != torch.signbit(u)
-    return exponent.clamp_min(form.emin) - (form.precision - 1) - (is_power & toward_zero & (u != 0)).int()
+    toward_zero = (bits ^ u.to(torch.float32).view(torch.int32)) >> 31
+    exponent = ((bits & 0x7FFFFFFF) + toward_zero) >> _F32_MANTISSA
+    return exponent.clamp_min_(form.emin + _F32_BIAS).sub_(_F32_BIAS + form.precision - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import warnings
 import weakref
 from types import TracebackType
@@ -201,14 +202,19 @@ class Watch:
     def _say(self, what: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(f"roundoff: {what}", stacklevel=2)
+            _warn(what)
 
     def _give_up(self, error: Exception) -> None:
-        warnings.warn(
-            f"roundoff: watching stopped, training goes on unwatched ({type(error).__name__}: {error})",
-            stacklevel=2,
-        )
         self.detach()
+        _warn(f"watching stopped, training goes on unwatched ({type(error).__name__}: {error})")
+
+
+def _warn(what: str) -> None:
+    """Warn, but never raise into a step, not even where warnings are errors."""
+    try:
+        warnings.warn(f"roundoff: {what}", stacklevel=3)
+    except Warning:
+        logging.getLogger("roundoff").warning(what)
 
 
 def _steps_taken(optimizer: Optimizer) -> int:
