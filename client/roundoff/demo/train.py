@@ -17,7 +17,7 @@ from .text import Text, draw_batch
 
 LR = 1e-3
 LAST_LR_SHARE = 0.1
-BATCH = 16
+BATCH = 8
 VALIDATION_BATCHES = 8
 VALIDATE_EVERY = 50
 
