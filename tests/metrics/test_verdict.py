@@ -17,7 +17,7 @@ def row(
     lost: float = 0.9, efficiency: float = 0.1, norm: float = 1.0, evidence: float = 100.0, nonfinite: int = 0
 ):  # type: ignore[no-untyped-def]
     return SimpleNamespace(
-        attempted=1000, lost=int(1000 * lost), nonfinite=nonfinite, sum_uu=norm**2,
+        numel=1000, zero_grad=0, attempted=1000, lost=int(1000 * lost), nonfinite=nonfinite, sum_uu=norm**2,
         sum_ua=efficiency * norm**2, expected_roundings=evidence,
     )  # fmt: skip
 
@@ -52,6 +52,27 @@ def test_a_small_learning_rate_with_full_efficiency_is_healthy() -> None:
 
 def test_nothing_attempted_is_idle() -> None:
     assert judge(Totals(samples=5)) == "idle"
+
+
+def test_all_zero_gradients_are_idle_though_decay_is_lost() -> None:
+    dead = Totals(
+        samples=10, numel=100, zero_grad=100, attempted=100, lost=100, sum_uu=1.0, expected_roundings=99.0
+    )
+    assert judge(dead) == "idle"
+
+
+def test_a_stalled_layer_whose_gradients_stop_is_idle_and_comes_back() -> None:
+    track = Track()
+    for _ in range(20):
+        track.add(row())
+    assert track.state() == "stalling"
+    nothing = row()
+    nothing.attempted = 0
+    for _ in range(WINDOW_SAMPLES):
+        track.add(nothing)
+    assert track.state() == "idle"
+    track.add(row())
+    assert track.state() == "stalling"
 
 
 def test_too_little_evidence_decides_nothing_until_it_has_added_up() -> None:
@@ -100,12 +121,12 @@ def test_overflowed_sums_do_not_break_a_track() -> None:
 
 
 def test_the_sentences() -> None:
-    window = Totals(10, 1000, 850, 0, 1.0, 0.38, 500.0)
+    window = Totals(10, 1000, 0, 1000, 850, 0, 1.0, 0.38, 500.0)
     told = run_verdict("stalling", window, ["a.weight", "b", "c", "d"], [], 53, 500)
     assert told.headline == "4 of 53 layers lose most of their updates to rounding."
     assert told.explanation.startswith("Since step 500: only 38 % of the intended descent is stored, 85 % ")
     assert told.explanation.endswith("Worst: a.weight, b, c and 1 more.")
-    alone = run_verdict("healthy", Totals(10, 1000, 10, 0, 1.0, 0.92, 500.0), ["norm"], [], 53)
+    alone = run_verdict("healthy", Totals(10, 1000, 0, 1000, 10, 0, 1.0, 0.92, 500.0), ["norm"], [], 53)
     assert alone.state == "stalling"
     assert alone.headline == "1 of 53 layers loses most of its updates to rounding."
     assert "still stores 92 %" in alone.explanation

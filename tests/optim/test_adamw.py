@@ -142,10 +142,12 @@ def test_any_shape_and_layout(shape: tuple[int, ...]) -> None:
     flat.grad = grad.clone()
     turned = nn.Parameter(start.clone().t() if len(shape) == 2 else start.clone())
     turned.grad = grad.clone().t() if len(shape) == 2 else grad.clone()
+    one, two = CollageAdamW([flat], weight_decay=0.1), CollageAdamW([turned], weight_decay=0.1)
     for _ in range(3):
-        CollageAdamW([flat], weight_decay=0.1).step()
-        CollageAdamW([turned], weight_decay=0.1).step()
-    assert torch.equal(turned.t() if len(shape) == 2 else turned, flat)
+        one.step()
+        two.step()
+    for a, b in ((flat, turned), *zip(one.state[flat].values(), two.state[turned].values(), strict=True)):
+        assert torch.equal(b.t() if len(shape) == 2 and b.dim() == 2 else b, a)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +295,38 @@ def test_an_integer_where_floats_belong_is_refused() -> None:
     train(model, optimizer, 1)
     saved = optimizer.state_dict()
     saved["state"][0]["lo"] = saved["state"][0]["lo"].view(torch.int16)
+    before = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(TypeError, match=r"'lo' was saved as torch.int16 where torch.bfloat16 belongs"):
         optimizer.load_state_dict(saved)
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            assert torch.equal(bits(value), bits(before["state"][index][name])), name
+
+
+def test_what_a_pre_hook_makes_of_a_checkpoint_is_what_is_loaded() -> None:
+    model = model_of()
+    optimizer = CollageAdamW(model.parameters())
+    train(model, optimizer, 1)
+
+    def sevens(_: Any, saved: dict[str, Any]) -> dict[str, Any]:
+        states = {
+            index: {**state, "exp_avg": torch.full_like(state["exp_avg"], 7.0)}
+            for index, state in saved["state"].items()
+        }
+        return {**saved, "state": states}
+
+    optimizer.register_load_state_dict_pre_hook(sevens)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert all((state["exp_avg"] == 7.0).all() for state in optimizer.state.values())
+
+
+def test_a_second_word_that_has_no_place_is_said_to_be_dropped() -> None:
+    model = model_of()
+    plus = CollageAdamW(model.parameters())
+    train(model, plus, 1)
+    none = CollageAdamW(model.parameters(), strategy="none")
+    with pytest.warns(UserWarning, match="the checkpoint's lo has no place in this strategy"):
+        none.load_state_dict(plus.state_dict())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -309,16 +341,21 @@ def test_measured_bytes_per_parameter_are_the_tables(strategy: str) -> None:
     assert measured == {"none": 8, "light": 10, "plus": 12, "fp32-master": 16}[strategy]
 
 
-def test_measuring_changes_no_bit() -> None:
-    plain, measured = model_of(), model_of()
-    one, two = CollageAdamW(plain.parameters()), CollageAdamW(measured.parameters())
-    train(plain, one, 5)
-    for seed in [1]:
-        two.meters = {}
-        train(measured, two, 5, seed)
-    assert_same_state(one, two)
-    assert two.meters is not None
-    assert {meter.row().numel() for meter in two.meters.values()} == {len(ROW)}
+@pytest.mark.parametrize("arithmetic", ["fp32", "storage"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_measuring_changes_no_bit(strategy: str, arithmetic: str) -> None:
+    if arithmetic == "storage" and strategy == "fp32-master":
+        return
+    models, optimizers = [model_of(), model_of()], []
+    for model, meters in zip(models, (None, {}), strict=True):
+        optimizer = CollageAdamW(model.parameters(), strategy=strategy, arithmetic=arithmetic)
+        optimizer.meters = meters
+        train(model, optimizer, 3)
+        optimizers.append(optimizer)
+    assert_same_state(*optimizers)
+    for p, q in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(bits(p.detach()), bits(q.detach()))
+    assert {meter.row().numel() for meter in optimizers[1].meters.values()} == {len(ROW)}
 
 
 def test_casting_seeds_lo_with_what_the_cast_drops() -> None:
@@ -335,6 +372,28 @@ def test_casting_seeds_lo_with_what_the_cast_drops() -> None:
     assert "3.weight" not in dropped
     for name, value in full_precision_state_dict(model, optimizer).items():
         torch.testing.assert_close(value, exact[name], rtol=2.0**-16, atol=0)
+
+
+def test_casting_leaves_other_parameters_and_overflow_sane() -> None:
+    model = model_of(torch.float32)
+    model[0].requires_grad_(False)
+    with torch.no_grad():
+        model[3].bias[0] = 1e6
+    optimizer = CollageAdamW([p for p in model.parameters() if p.requires_grad])
+    to_low_precision(model, torch.float16, optimizer=optimizer)
+    assert {p.dtype for p in model.parameters()} == {torch.float16}
+    assert optimizer.state[model[3].bias]["lo"].isfinite().all()
+    with pytest.raises(ValueError, match="holds none of the model's parameters"):
+        to_low_precision(model_of(torch.float32), BF16, optimizer=CollageAdamW(model.parameters()))
+
+
+def test_exported_weights_do_not_follow_the_training() -> None:
+    model = model_of(torch.float32)
+    optimizer = CollageAdamW(model.parameters(), lr=1e-2)
+    exported = full_precision_state_dict(model, optimizer)
+    before = exported["0.weight"].clone()
+    train(model, optimizer, 1)
+    assert torch.equal(exported["0.weight"], before)
 
 
 def test_casting_late_or_to_a_dtype_that_is_none_is_refused() -> None:

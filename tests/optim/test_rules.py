@@ -15,7 +15,8 @@ from roundoff.kernels.reference import step_fp32
 from roundoff.kernels.storage import step_storage
 from roundoff.metrics import Sums
 from roundoff.numerics import add_to_pair
-from roundoff.optim import STRATEGIES, CollageAdamW
+from roundoff.optim import STRATEGIES, CollageAdamW, to_low_precision
+from roundoff.watch.words import sampled_words
 
 BF16, F16 = torch.bfloat16, torch.float16
 ARITHMETICS = {"fp32": step_fp32, "storage": step_storage}
@@ -217,12 +218,56 @@ def test_a_hundred_steps_that_bf16_alone_cannot_take() -> None:
 
 
 def test_the_canary_sees_a_rounding_that_was_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_canary(torch.device("cpu"), BF16)
-
     def lossy(hi: Tensor, lo: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         new_hi = (hi.float() + (lo.float() + u)).to(hi.dtype)
         return new_hi, torch.zeros_like(lo)
 
-    monkeypatch.setattr("roundoff.kernels.canary.add_to_pair", lossy)
-    with pytest.raises(RuntimeError, match="emulate_precision_casts"):
+    with monkeypatch.context() as patched:
+        patched.setattr("roundoff.kernels.reference.add_to_pair", lossy)
+        with pytest.raises(
+            RuntimeError, match=r"second word of w in torch\.bfloat16 on cpu.*emulate_precision_casts"
+        ):
+            CollageAdamW([ones()])
+    CollageAdamW([ones()])
+
+    def one_word(chunk: dict[str, Tensor], m: Tensor, v: Tensor) -> None:
+        chunk["exp_avg"].copy_(m)
+        chunk["exp_avg_sq"].copy_(v)
+
+    monkeypatch.setattr("roundoff.kernels.reference.store_moments", one_word)
+    with pytest.raises(RuntimeError, match="second word of v"):
         CollageAdamW([ones()])
+    CollageAdamW([ones()], strategy="light")
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("strategy", ["light", "plus"])
+def test_the_canary_passes_where_nothing_is_removed(
+    strategy: str, dtype: torch.dtype, arithmetic: str
+) -> None:
+    run_canary(ARITHMETICS[arithmetic], STRATEGIES[strategy], torch.device("cpu"), dtype, arithmetic)
+
+
+@pytest.mark.parametrize("strategy", ["plus", "fp32-master"])
+def test_rule_8_weights_loaded_after_seeding_are_kept(strategy: str) -> None:
+    model = nn.Linear(8, 8).float()
+    optimizer = CollageAdamW(model.parameters(), lr=0.0, strategy=strategy)
+    to_low_precision(model, BF16, optimizer=optimizer)
+    pretrained = {name: torch.full_like(p, 3.0) for name, p in model.state_dict().items()}
+    model.load_state_dict(pretrained)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.warns(UserWarning, match="changed outside"):
+        optimizer.step()
+    for p in model.parameters():
+        assert torch.equal(optimizer.stored_value(p), torch.full_like(p, 3.0, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("n", [31, 32, 33, 63, 95, 1000])
+def test_rule_8_the_sampled_words_reach_both_ends(n: int) -> None:
+    for place in (0, n // 2, n - 1):
+        w = torch.zeros(n, dtype=BF16)
+        before = sampled_words(w)
+        w[place - min(place, n // 20) : place + n // 20 + 1] = 1.0
+        assert not torch.equal(sampled_words(w), before), place

@@ -36,6 +36,14 @@ def test_the_verdict_table_is_printed_at_the_end(tmp_path: Path) -> None:
     assert row.split() == ["1.weight", "stalling", "100", "%", "0.000"]
 
 
+def test_it_is_printed_when_model_and_optimizer_are_gone(tmp_path: Path) -> None:
+    body = SCRIPT.format(watch="roundoff.watch(model, optimizer)", end="").replace("\n", "\n    ")
+    script = tmp_path / "train.py"
+    script.write_text(f"import gc\ndef main():{body}\nmain()\ngc.collect()\n", encoding="utf-8")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "Stalling. 1 of 6 layers loses" in done.stderr
+
+
 def test_it_is_printed_after_an_error_too_and_not_after_detach(tmp_path: Path) -> None:
     failed = run(tmp_path, "roundoff.watch(model, optimizer)", "raise SystemExit(3)")
     assert failed.returncode == 3

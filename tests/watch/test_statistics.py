@@ -45,6 +45,16 @@ def test_a_healing_step_is_seen_but_not_applied() -> None:
     assert sums.sum_ss == 2.0**-14
 
 
+def test_what_is_not_finite_does_not_count_in_the_second_moment_either() -> None:
+    w = nn.Parameter(torch.tensor([1.0, math.nan, math.nan, 1.0], dtype=BF16))
+    w.grad = torch.tensor([1.0, 0.0, 2.0, 0.0], dtype=BF16)
+    optimizer = CollageAdamW([w], strategy="none")
+    optimizer.meters = {}
+    optimizer.step()
+    sums = optimizer.meters[w].sums()
+    assert (sums.numel, sums.nonfinite, sums.v_attempted, sums.zero_grad) == (4, 2, 1, 1)
+
+
 def test_lost_deferred_and_applied_are_three_things() -> None:
     """fp32 master, lr 3e-6, w ≈ 0.019: bf16 words stay, nothing is lost (the PULSE note)."""
     master = torch.full((100,), 0.019)

@@ -112,9 +112,6 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.width)
         self.head = Linear(shape.width, shape.vocabulary)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, characters: Tensor) -> Tensor:
         """(batch, length) indices → (batch, length, vocabulary)."""

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from roundoff.numerics import add_to_pair, two_sum
+from .step import Kernel, Step
 
-_STEP = -1e-4
+if TYPE_CHECKING:
+    from roundoff.optim.strategies import Strategy
+
+_LR = 1e-4
+_BETA2 = 0.9
 
 
-def run_canary(device: torch.device, dtype: torch.dtype) -> None:
-    """Add −1e-4 to 1.0 on `device` and check the residual. Raises RuntimeError if it is not what it must be."""
-    hi = torch.ones(1, dtype=dtype, device=device)
-    lo = torch.zeros(1, dtype=dtype, device=device)
-    u = torch.full((1,), _STEP, dtype=torch.float32, device=device)
-    new_hi, new_lo = add_to_pair(hi, lo, u)
-    exact = 1.0 + u.to(torch.float64)
-    missing = (new_hi.to(torch.float64) + new_lo.to(torch.float64) - exact).abs().item()
-    s, error = two_sum(hi, u.to(dtype))
-    whole = (s.to(torch.float64) + error.to(torch.float64)).item() == 1.0 + u.to(dtype).to(
-        torch.float64
-    ).item()
-    if missing > 2.0**-16 or not whole:
-        raise RuntimeError(
-            f"rounding to {dtype} and back is optimised away on {device}: 1.0 − 1e-4 as a pair misses "
-            f"{missing:.3g}. If this runs compiled, set torch._inductor.config.emulate_precision_casts = True; "
-            "flags like -ffast-math must be off."
-        )
+def run_canary(
+    kernel: Kernel, plan: Strategy, device: torch.device, dtype: torch.dtype, arithmetic: str = "fp32"
+) -> None:
+    """Take one step from 1.0 by −1e-4 with this kernel on this device, and look at what the second words hold.
+
+    Raises RuntimeError if they are not what they must be.
+    """
+
+    def one(value: float) -> torch.Tensor:
+        return torch.full((1,), value, dtype=dtype, device=device)
+
+    w, g = one(1.0), one(1.0)
+    state = {tensor.name: one(0.0).to(tensor.dtype_for(dtype)) for tensor in plan.state}
+    kernel(w, g, state, plan, Step(1, _LR, 0.9, _BETA2, 0.0, 0.0))
+    _expect("w", float(w) + float(state["lo"]), 1.0 - _LR, 2.0**-16, device, dtype)
+    if plan.keeps("exp_avg_sq_lo"):
+        v = float(state["exp_avg_sq"]) + float(state["exp_avg_sq_lo"])
+        # Storage arithmetic rounds 1 − β2 itself to the format.
+        wanted = 1.0 - _BETA2 if arithmetic == "fp32" else float(one(1.0 - _BETA2))
+        _expect("v", v, wanted, 2.0**-17, device, dtype)
+
+
+def _expect(
+    name: str, value: float, wanted: float, within: float, device: torch.device, dtype: torch.dtype
+) -> None:
+    if abs(value - wanted) <= within:
+        return
+    raise RuntimeError(
+        f"the second word of {name} in {dtype} on {device} does not hold what rounding dropped (off by "
+        f"{abs(value - wanted):.3g}): the rounding is optimised away. If this runs compiled, set "
+        "torch._inductor.config.emulate_precision_casts = True; flags like -ffast-math must be off."
+    )

@@ -37,11 +37,11 @@ def step_fp32(
 ) -> None:
     """One AdamW step with binary32 arithmetic; see `kernels.step.Kernel`."""
     for chunk in chunks(param, grad, state, strategy):
-        before = {name: words.clone() for name, words in chunk.items()} if meter else {}
+        before = snapshot(chunk, meter)
         m, v, u, decay = intend(chunk, step)
         store_moments(chunk, m, v)
         apply(chunk, u)
-        if meter is not None:
+        if meter is not None and before is not None:
             observe(meter, before, chunk, u, decay, step)
 
 
@@ -105,19 +105,26 @@ def apply(chunk: Chunk, u: Tensor) -> None:
         chunk["param"].copy_(chunk["param"].to(torch.float32) + u)
 
 
+def snapshot(chunk: Chunk, meter: Meter | None) -> Chunk | None:
+    """The words before the step, if they are to be measured and there is memory for them."""
+    if meter is None or meter.error is not None:
+        return None
+    try:
+        return {name: words.clone() for name, words in chunk.items()}
+    except RuntimeError as error:
+        meter.error = error
+        return None
+
+
 def observe(meter: Meter, before: Chunk, after: Chunk, u: Tensor, decay: Tensor | None, step: Step) -> None:
-    """Measure what one chunk's step did. `before` holds the words as they were."""
-    old = {name: words.reshape(-1) for name, words in before.items()}
-    new = {name: words.reshape(-1) for name, words in after.items()}
-    stored = stored_between(old, new)
-    meter.update(
-        old["param"], new["param"], u.reshape(-1), stored, None if decay is None else decay.reshape(-1)
-    )
-    meter.moment(
-        old["exp_avg_sq"],
-        new["exp_avg_sq"],
-        old["grad"],
-        step.beta2,
-        old.get("exp_avg_sq_lo"),
-        new.get("exp_avg_sq_lo"),
-    )
+    """Measure what one chunk's step did. `before` holds the words as they were. Never raises into the step."""
+    try:
+        old = {name: words.reshape(-1) for name, words in before.items()}
+        new = {name: words.reshape(-1) for name, words in after.items()}
+        term = None if decay is None else decay.reshape(-1)
+        counted = meter.update(old["param"], new["param"], u.reshape(-1), stored_between(old, new), term)
+        v, v_lo = ("exp_avg_sq", "exp_avg_sq_lo")
+        words = (old[v], new[v], old["grad"], step.beta2, old.get(v_lo), new.get(v_lo))
+        meter.moment(*words, counted=counted)
+    except Exception as error:  # noqa: BLE001 (a half-finished step would be worse than an unmeasured one)
+        meter.error = error

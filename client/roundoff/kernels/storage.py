@@ -14,7 +14,7 @@ from torch import Tensor
 from roundoff.numerics import expand, grow, multiply, round_to
 from roundoff.numerics.transforms import add, product
 
-from .reference import Chunk, chunks, intend, observe
+from .reference import Chunk, chunks, intend, observe, snapshot
 from .step import Step
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def step_storage(
 ) -> None:
     """One AdamW step with storage arithmetic; see `kernels.step.Kernel`. Not for a float32 master."""
     for chunk in chunks(param, grad, state, strategy):
-        before = {name: words.clone() for name, words in chunk.items()} if meter else {}
+        before = snapshot(chunk, meter)
         # The intended update is defined in float32 from the pre-step state, whatever the step then does.
-        _, _, u, decay = intend(chunk, step) if meter else (None, None, None, None)
+        _, _, u, decay = intend(chunk, step) if before is not None else (None, None, None, None)
         _update_moments(chunk, step)
         _update_weight(chunk, step)
-        if meter is not None and u is not None:
+        if meter is not None and before is not None and u is not None:
             observe(meter, before, chunk, u, decay, step)
 
 

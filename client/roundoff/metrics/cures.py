@@ -21,6 +21,10 @@ PAIRS = frozenset({"light", "kahan", "plus"})
 """Strategies that keep a weight in two 16-bit words."""
 
 
+FLOAT32 = frozenset({"float32", "fp32-master", "exact"})
+"""Strategies under which a weight is a float32 number, whatever the forward pass reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cure:
     """What to do and why, its price, and the code to paste."""
@@ -35,9 +39,14 @@ class Cure:
         return f"{self.sentence}: {self.code}, {self.price}."
 
 
-def cure(strategies: Iterable[str]) -> Cure:
-    """The cure for layers that stall under `strategies`; any other name is a plain 16-bit optimizer."""
+def cure(strategies: Iterable[str]) -> Cure | None:
+    """The cure for layers that stall under `strategies`; a name not in §3 is a plain 16-bit optimizer.
+
+    None where a layer is updated in float32 already: nothing here keeps more.
+    """
     used = set(strategies)
+    if used & FLOAT32:
+        return None
     kept = max((BYTES_PER_PARAMETER.get(one, BYTES_PER_PARAMETER["none"]) for one in used), default=8)
     if used & PAIRS:
         better, sentence = "fp32-master", "A float32 master keeps what two 16-bit words cannot"

@@ -2,7 +2,7 @@
 
 Each function takes a `Sums`, a row with the same attribute names, or columns of them: with numbers it
 returns a float, or None where the figure is undefined; with numpy arrays it returns a float64 array of the
-same shape, NaN where undefined. numpy is needed for columns only.
+same shape, NaN where undefined. numpy is needed for columns only; `expected_roundings` takes one row.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ class Totals:
     """The sums that a verdict reads, added up over `samples` samples."""
 
     samples: int = 0
+    numel: int = 0
+    zero_grad: int = 0
     attempted: int = 0
     lost: int = 0
     nonfinite: int = 0
@@ -52,6 +54,8 @@ class Totals:
         """One sample: anything with the attributes of a stored row (`sums.ROW`)."""
         return cls(
             1,
+            int(row.numel),
+            int(row.zero_grad),
             int(row.attempted),
             int(row.lost),
             int(row.nonfinite),
@@ -63,6 +67,8 @@ class Totals:
     def __add__(self, other: Totals) -> Totals:
         return Totals(
             self.samples + other.samples,
+            self.numel + other.numel,
+            self.zero_grad + other.zero_grad,
             self.attempted + other.attempted,
             self.lost + other.lost,
             self.nonfinite + other.nonfinite,
@@ -80,7 +86,8 @@ def judge(window: Totals, *, lr: float | None = None, median_norm: float | None 
     """
     if window.nonfinite:
         return "broken"
-    if lr == 0 or not window.attempted or not window.sum_uu or _is_quiet(window, median_norm):
+    no_gradient = window.numel > 0 and window.zero_grad >= window.numel
+    if lr == 0 or no_gradient or not window.attempted or not window.sum_uu or _is_quiet(window, median_norm):
         return "idle"
     lost, efficiency = lost_fraction(window), descent_efficiency(window)
     enough = window.expected_roundings >= STALL_EVIDENCE
@@ -100,18 +107,24 @@ class Track:
     The window is `previous + current`. `current` becomes `previous` once it holds `WINDOW_SAMPLES` samples
     and `STALL_EVIDENCE` expected roundings: where evidence is plentiful the window spans 5 to 10 samples,
     where it is scarce it grows until it is enough. `norms` counts samples by floor(log2 ‖u‖): a median
-    within a factor √2, in constant space.
+    within a factor √2, in constant space. Samples in which nothing was attempted (no gradient) stay out of
+    the window; `quiet` counts how many of them came last.
     """
 
     previous: Totals = field(default_factory=Totals)
     current: Totals = field(default_factory=Totals)
     norms: dict[int, int] = field(default_factory=dict)
+    quiet: int = 0
 
     def add(self, row: Any) -> None:
         """Take one sample after the warm-up: anything with the attributes of a stored row (`sums.ROW`)."""
+        totals = Totals.of(row)
+        if not totals.attempted and not totals.nonfinite:
+            self.quiet += 1
+            return
+        self.quiet = 0
         if self.current.samples >= WINDOW_SAMPLES and self.current.expected_roundings >= STALL_EVIDENCE:
             self.previous, self.current = self.current, Totals()
-        totals = Totals.of(row)
         self.current = self.current + totals
         if totals.sum_uu > 0 and math.isfinite(totals.sum_uu):
             exponent = math.floor(math.log2(totals.sum_uu) / 2)
@@ -135,6 +148,8 @@ class Track:
 
     def state(self, lr: float | None = None) -> State | None:
         """The verdict now; None before the first sample after the warm-up."""
+        if self.quiet >= WINDOW_SAMPLES:
+            return "idle"
         if not self.window.samples:
             return None
         return judge(self.window, lr=lr, median_norm=self.median_norm)
@@ -147,4 +162,4 @@ class Track:
     def from_dict(cls, data: Mapping[str, Any]) -> Track:
         """The inverse of `to_dict`, also after a trip through JSON, which makes strings of the keys."""
         norms = {int(exponent): int(count) for exponent, count in data["norms"].items()}
-        return cls(Totals(**data["previous"]), Totals(**data["current"]), norms)
+        return cls(Totals(**data["previous"]), Totals(**data["current"]), norms, int(data.get("quiet", 0)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,10 +10,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from roundoff.kernels import Step, kernel_for, run_canary
+from roundoff.telling import warn
 from roundoff.watch.statistics import Meter
 
 from .outside import Seal
-from .restore import adopt_state
+from .restore import adopt_state, dropped_by
 from .strategies import Strategy, strategy_for
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -40,6 +40,9 @@ class CollageAdamW(Optimizer):
     parameter's shape. Raises ValueError or TypeError for options out of range, and RuntimeError where the
     roundings that the strategies need are optimised away.
     """
+
+    measures_itself = True
+    """A watch takes the statistics from the step's own pass, through `meters`."""
 
     def __init__(
         self,
@@ -73,16 +76,15 @@ class CollageAdamW(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`; its options are checked before anything changes."""
-        options = {**self.defaults, **param_group}
-        _check_options(options)
-        kernel_for(self._backend, options["arithmetic"])
+        _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            places = {(p.device, p.dtype) for p in group["params"] if _plan(p, group).keeps("lo")}
-            for device, dtype in places:
-                if device.type != "meta":
-                    run_canary(device, dtype)
+            kernel = kernel_for(self._backend, group["arithmetic"])
+            places = {(p.device, p.dtype): _plan(p, group) for p in group["params"]}
+            for (device, dtype), plan in places.items():
+                if plan.keeps("lo") and device.type != "meta":
+                    run_canary(kernel, plan, device, dtype, group["arithmetic"])
         except (TypeError, ValueError, RuntimeError):
             self.param_groups.pop()
             raise
@@ -126,11 +128,10 @@ class CollageAdamW(Optimizer):
         _resync_one(param, state)
         if not self._warned_outside:
             self._warned_outside = True
-            warnings.warn(
+            warn(
                 f"a parameter of shape {tuple(param.shape)} was changed outside the optimizer since its last "
                 "step (a reload, an EMA swap?): its second word or master was reset to the new weight. "
-                "Call optimizer.resync() after such a change to say so. Said once.",
-                stacklevel=4,
+                "Call optimizer.resync() after such a change to say so. Said once."
             )
 
     def resync(self, params: Iterable[Tensor] | None = None) -> None:
@@ -156,9 +157,11 @@ class CollageAdamW(Optimizer):
         state = self.state[param] = _initial_state(param, plan)
         with torch.no_grad():
             if "lo" in state:
-                state["lo"].copy_(exact - param.to(torch.float32))
+                rest = exact - param.to(torch.float32)
+                state["lo"].copy_(torch.where(rest.isfinite(), rest, 0.0))
             if "master" in state:
                 state["master"].copy_(exact)
+        self._seals[param] = Seal.of(param)
 
     def stored_value(self, param: Tensor) -> Tensor:
         """Everything that is stored of a parameter, float32, its shape: the master, hi + lo, or the weight."""
@@ -166,7 +169,7 @@ class CollageAdamW(Optimizer):
         if "master" in state:
             master: Tensor = state["master"]
             return master.clone()
-        value = param.detach().to(torch.float32)
+        value = param.detach().to(torch.float32, copy=True)
         if "lo" in state:
             value = value + state["lo"].to(torch.float32)
         return value
@@ -182,28 +185,54 @@ class CollageAdamW(Optimizer):
 
         The layout of the state stays the one this optimizer was built with: moments of another strategy are
         converted, a missing second word starts at 0 with a warning, and a float buffer where integers belong
-        raises TypeError.
+        raises TypeError. A load that is refused leaves the optimizer as it was.
         """
+        before = self.state, self.param_groups
+        try:
+            missing, surplus = self._load(state_dict)
+        except Exception:
+            self.state, self.param_groups = before
+            raise
+        self._seals.clear()
+        if missing:
+            warn(
+                f"the checkpoint holds no {', '.join(sorted(missing))}: what rounding had kept is gone, "
+                "and it starts again from the weights as they are; the moments were kept"
+            )
+        if surplus:
+            warn(
+                f"the checkpoint's {', '.join(sorted(surplus))} has no place in this strategy: what it kept of "
+                "the weights is dropped"
+            )
+
+    def _load(self, state_dict: dict[str, Any]) -> tuple[set[str], set[str]]:
+        """Load; returns the names of what the checkpoint lacked, and of what had to be dropped."""
+        loaded = state_dict
+
+        def capture(optimizer: Optimizer, final: dict[str, Any]) -> None:  # noqa: ARG001
+            nonlocal loaded
+            loaded = final  # what the hooks before this one have made of it
+
         structure = [{key: group[key] for key in STRUCTURE} for group in self.param_groups]
-        super().load_state_dict(state_dict)
+        hook = self.register_load_state_dict_pre_hook(capture)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
         for group, kept in zip(self.param_groups, structure, strict=True):
             group.update(kept)
-        ids = [index for group in state_dict["param_groups"] for index in group["params"]]
+        ids = [index for group in loaded["param_groups"] for index in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
         plans = {param: _plan(param, group) for group in self.param_groups for param in group["params"]}
         missing: set[str] = set()
+        surplus: set[str] = set()
         for index, param in zip(ids, params, strict=True):
-            if index in state_dict["state"]:
-                saved = state_dict["state"][index]
+            if index in loaded["state"]:
+                saved = loaded["state"][index]
                 self.state[param], lacking = adopt_state(param, saved, plans[param])
                 missing |= lacking
-        self._seals.clear()
-        if missing:
-            warnings.warn(
-                f"the checkpoint holds no {', '.join(sorted(missing))}: what rounding had kept there is gone, "
-                "and it starts again from the weights as they are; the moments were kept",
-                stacklevel=2,
-            )
+                surplus |= dropped_by(saved, plans[param])
+        return missing, surplus
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

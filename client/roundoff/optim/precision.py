@@ -24,7 +24,8 @@ def to_low_precision(
         model: its parameters stay the same objects; buffers are cast as well.
         dtype: torch.bfloat16 or torch.float16.
         optimizer: a `CollageAdamW` over the same parameters, not stepped yet. Its `lo` starts at the dropped
-            residue (the leading bits of it that fit), a master at the whole value.
+            residue (the leading bits of it that fit), a master at the whole value. Parameters that are not
+            in it are cast alone.
         keep: name patterns (`*.norm*.weight`) of parameters and buffers to leave alone.
 
     Returns, per cast parameter, the norm of what the storage format dropped over the parameter's norm.
@@ -37,6 +38,11 @@ def to_low_precision(
     if optimizer is not None and optimizer.state:
         raise ValueError("cast before the first step: this optimizer holds state in the old dtype already")
     patterns = tuple(keep)
+    owned = {param for group in optimizer.param_groups for param in group["params"]} if optimizer else set()
+    if optimizer is not None and owned.isdisjoint(model.parameters()):
+        raise ValueError(
+            "this optimizer holds none of the model's parameters; build it from model.parameters()"
+        )
     dropped: dict[str, float] = {}
     with torch.no_grad():
         for name, param in model.named_parameters():
@@ -45,7 +51,7 @@ def to_low_precision(
                 param.data = exact.to(dtype)
                 rest = exact - param.detach().to(torch.float32)
                 dropped[name] = float(rest.norm() / exact.norm()) if float(exact.norm()) else 0.0
-                if optimizer is not None:
+                if optimizer is not None and param in owned:
                     optimizer.seed(param, exact)
         for module_name, module in model.named_modules():
             for short, buffer in module.named_buffers(recurse=False):

@@ -42,6 +42,12 @@ def adopt_state(param: Tensor, saved: Mapping[str, Any], plan: Strategy) -> tupl
     return state, lacking
 
 
+def dropped_by(saved: Mapping[str, Any], plan: Strategy) -> set[str]:
+    """Names of what a checkpoint keeps of the weight and `plan` has no place for, in any form."""
+    kept = {name for name in OWN if name in saved}
+    return set() if any(plan.keeps(name) for name in OWN) else kept
+
+
 def _step(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float32).detach().clone().cpu()
 

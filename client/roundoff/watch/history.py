@@ -38,11 +38,12 @@ class History:
     does not wait.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], groups: Sequence[int]) -> None:
         self.names = list(names)
+        self._groups = list(groups)
         self.samples = 0
         self.last_step: int | None = None
-        self.lr: float | None = None
+        self._lr: dict[int, float] = {}
         self._model = Track()
         self._layers = [Track() for _ in self.names]
         self._waiting: deque[Sample] = deque()
@@ -55,7 +56,7 @@ class History:
     def lines(self) -> list[LayerLine]:
         """Every layer as it stands, worst first: stalling before the rest, least efficient first."""
         self._read()
-        lines = [self._line(name, track) for name, track in zip(self.names, self._layers, strict=True)]
+        lines = [self._line(index) for index in range(len(self.names))]
         rank: dict[State | None, int] = {"broken": 0, "stalling": 1}
         return sorted(lines, key=lambda line: (rank.get(line.state, 2), _or_last(line.descent_efficiency)))
 
@@ -70,19 +71,23 @@ class History:
         lines = self.lines()
         stalling = [line.name for line in lines if line.state == "stalling"]
         broken = [line.name for line in lines if line.state == "broken"]
-        state = self._model.state(self.lr)
+        state = self._model.state(max(self._lr.values(), default=None))
         return run_verdict(state, self.window, stalling, broken, len(self.names))
 
-    def _line(self, name: str, track: Track) -> LayerLine:
-        window = track.window
-        return LayerLine(name, track.state(self.lr), lost_fraction(window), descent_efficiency(window))
+    def _line(self, index: int) -> LayerLine:
+        track = self._layers[index]
+        state = track.state(self._lr.get(self._groups[index]))
+        return LayerLine(
+            self.names[index], state, lost_fraction(track.window), descent_efficiency(track.window)
+        )
 
     def _read(self) -> None:
         while self._waiting:
             sample = self._waiting.popleft()
             self.samples += 1
             self.last_step = sample.step
-            self.lr = sample.groups[0].lr if sample.groups else None
+            used = set(self._groups)
+            self._lr = {setting.group: setting.lr for setting in sample.groups if setting.group in used}
             if sample.step < WARMUP_STEPS:
                 continue
             rows = sample.sums.tolist()

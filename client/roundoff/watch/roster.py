@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -42,12 +43,13 @@ def roster(model: nn.Module, optimizer: Optimizer) -> list[Member]:
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     found, unnamed = {}, []
     for number, group in enumerate(optimizer.param_groups):
-        strategy = group.get("strategy") or type(optimizer).__name__
+        declared = group.get("strategy") or type(optimizer).__name__
         for param, own_name in _with_names(group):
             name = names.get(param, own_name)
             if name is None:
                 unnamed.append(f"shape {tuple(param.shape)} in group {number}")
             elif param.requires_grad:
+                strategy = "float32" if param.dtype == torch.float32 else declared
                 found[param] = Member(name, param, number, strategy)
     if not any(param in names for param in found):
         raise ValueError(

@@ -33,13 +33,17 @@ class Meter:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.error: Exception | None = None
+        """What went wrong while measuring; the step itself went on."""
         self._device = device
         self._totals: dict[str, Tensor] = {}
-        self._bins = torch.zeros(2, HEADROOM_BINS, dtype=torch.float64, device=device)
+        self._bins: Tensor | None = None
 
     @property
     def bins(self) -> Tensor:
         """(2, HEADROOM_BINS) float64 on the device: element counts and Σu² by headroom."""
+        if self._bins is None:
+            self._bins = torch.zeros(2, HEADROOM_BINS, dtype=torch.float64, device=self._device)
         return self._bins
 
     def row(self) -> Tensor:
@@ -66,8 +70,11 @@ class Meter:
         u: Tensor,
         stored: Stored,
         decay: Tensor | None = None,
-    ) -> None:
-        """Measure one chunk: the visible words, the intended update (float32 or wider), what is stored."""
+    ) -> Tensor | None:
+        """Measure one chunk: the visible words, the intended update (float32 or wider), what is stored.
+
+        Returns where the elements are finite, None if they all are; only those count beyond `nonfinite`.
+        """
         before = hi.to(torch.float32)
         seen = hi_after.to(torch.float32) - before
         applied = stored.applied(seen)
@@ -88,9 +95,10 @@ class Meter:
         self.add(sum_uu=uu.sum(), underflowed=self._headroom(u, uu, before, stored, numel - attempted, hi))
         if decay is not None:
             self._decay(hi, decay, stored, finite)
+        return finite
 
     def _products(self, u64: Tensor, applied: Tensor, seen: Tensor, attempted: Tensor) -> None:
-        # The product of two non-zero binary32 numbers is not zero in binary64, so it counts as well.
+        # The product of two non-zero numbers of binary32's range is not zero in binary64: it counts as well.
         a64 = applied.to(torch.float64)
         ua, aa = u64 * a64, a64.dot(a64)
         lost, sum_ua = attempted - torch.count_nonzero(ua), ua.sum()
@@ -115,9 +123,9 @@ class Meter:
         # r is a power of two, so floor(log2(|u| / r)) is the difference of two exponents, exactly.
         k = exponents - stored.resolution(before, u)
         index = k.sub_(HEADROOM_LOW).clamp_(0, HEADROOM_BINS - 1).to(torch.int64)
-        self._bins[0].scatter_add_(0, index, torch.ones_like(uu))
-        self._bins[1].scatter_add_(0, index, uu)
-        self._bins[0, 0] -= zeros  # u = 0 has fallen into the lowest bin, with no energy
+        self.bins[0].scatter_add_(0, index, torch.ones_like(uu))
+        self.bins[1].scatter_add_(0, index, uu)
+        self.bins[0, 0] -= zeros  # u = 0 has fallen into the lowest bin, with no energy
         return 0 if none_small else torch.count_nonzero(size <= limit) - zeros
 
     def _decay(self, hi: Tensor, decay: Tensor, stored: Stored, finite: Tensor | None) -> None:
@@ -136,8 +144,13 @@ class Meter:
         beta2: float,
         v_lo: Tensor | None = None,
         v_lo_after: Tensor | None = None,
+        *,
+        counted: Tensor | None = None,
     ) -> None:
-        """Measure the second moment of one chunk: stored words before and after, and the gradient."""
+        """Measure the second moment of one chunk: stored words before and after, and the gradient.
+
+        `counted` is what `update` returned for the chunk: elements elsewhere do not count.
+        """
         g = grad.to(torch.float64)
         kept = v.to(torch.float64)
         moved = v_after != v
@@ -147,6 +160,9 @@ class Meter:
         square = g * g
         away = square - kept if beta2 < 1 else torch.zeros_like(kept)
         finite = _finite(square, kept)
+        if counted is not None:
+            finite = counted if finite is None else finite & counted
+            g = torch.where(counted, g, 1.0)  # not a zero gradient
         if finite is not None:
             away, square = torch.where(finite, away, 0.0), torch.where(finite, square, 0.0)
         away_stuck = away.masked_fill(moved, 0.0)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import atexit
-import logging
-import warnings
-import weakref
+import math
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.delivery.sample import GroupSetting, Sample, Sink
-from roundoff.metrics import Verdict
+from roundoff.metrics import ROW, Verdict
+from roundoff.telling import warn
 from roundoff.wire import Layer
 
 from .history import History
 from .roster import roster
-from .shadow import measure_replay, replay
+from .shadow import measure_replay, refusal, replay
 from .statistics import Meter
 from .words import sampled_words
+
+_FROZEN, _FROZEN_OF = ROW.index("frozen"), ROW.index("frozen_of")
 
 
 def watch(
@@ -65,18 +67,20 @@ class Watch:
         sink: Sink | None,
     ) -> None:
         self.every = every
-        self._optimizer = optimizer
+        self._self_measuring = _self_measuring(optimizer)
         self._sink = sink
         self._members = roster(model, optimizer)
         self._index = {member.param: number for number, member in enumerate(self._members)}
         self._start = {member.param: sampled_words(member.param) for member in self._members}
         self.step = _steps_taken(optimizer) if first_step is None else first_step
         """Number of the next optimizer step, counted from 0."""
-        self.history = History([member.name for member in self._members])
+        self.history = History([member.name for member in self._members], [m.group for m in self._members])
         self._meters: dict[Tensor, Meter] = {}
         self._replayed: dict[Tensor, Tensor] = {}
         self._settings: list[GroupSetting] = []
         self._said: set[str] = set()
+        self._over = False
+        self._at_exit: Callable[[], None] | None = None
         if sink is not None:
             sink.declare(self.layers)
         self._hooks = [
@@ -101,13 +105,14 @@ class Watch:
 
     def print_at_exit(self) -> None:
         """Print the verdict table when the program ends, unless detached before."""
-        reference = weakref.ref(self)
+        history = self.history  # not the watch: it holds the model
 
         def at_exit() -> None:
-            watching = reference()
-            if watching is not None and watching._hooks:
-                watching.report()
+            from .report import print_report
 
+            print_report(history)
+
+        self._at_exit = at_exit
         atexit.register(at_exit)
 
     def detach(self) -> None:
@@ -115,6 +120,15 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Let go of everything but the hooks, which cannot be removed while a step walks through them."""
+        self._over = True
+        if self._self_measuring is not None:
+            self._self_measuring.meters = None
         self._clear()
         self._index, self._start, self._members = {}, {}, []
         self._sink = None
@@ -128,12 +142,14 @@ class Watch:
         self.detach()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.step % self.every:
+        if self.step % self.every or self._over:
             return
         try:
             self._settings = _settings(optimizer)
-            if hasattr(optimizer, "meters"):
-                optimizer.meters = self._meters
+            if self._self_measuring is not None:
+                # Another watch may have asked already: then both read the same meters.
+                asked = self._self_measuring.meters
+                self._meters = self._self_measuring.meters = {} if asked is None else asked
             elif (args[1:] and args[1] is not None) or kwargs.get("closure") is not None:
                 self._say("a step with a closure computes its gradients inside, so it cannot be replayed")
             else:
@@ -144,11 +160,11 @@ class Watch:
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         step = self.step
         self.step = step + 1
-        if step % self.every:
+        if step % self.every or self._over:
             return
         try:
-            if hasattr(optimizer, "meters"):
-                optimizer.meters = None
+            if self._self_measuring is not None:
+                self._self_measuring.meters = None
             self._check_replay()
             self._collect(step)
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
@@ -157,9 +173,17 @@ class Watch:
             self._clear()
 
     def _replay_all(self, optimizer: Optimizer) -> None:
+        if (why := refusal(optimizer)) is not None:
+            self._say(f"nothing is measured: {why}")
+            return
         for group in optimizer.param_groups:
             for index, param in enumerate(group["params"]):
-                if param.grad is None or param not in self._index:
+                if param.grad is None:
+                    continue
+                if param not in self._index:
+                    self._say(
+                        "parameters added after the watch began are not measured; detach and watch again"
+                    )
                     continue
                 if param.grad.is_sparse or not param.dtype.is_floating_point or param.dtype.itemsize > 4:
                     name = self._members[self._index[param]].name
@@ -171,26 +195,40 @@ class Watch:
                 self._replayed[param] = sampled_words(done.after)
 
     def _check_replay(self) -> None:
-        for param, words in self._replayed.items():
-            if not torch.equal(sampled_words(param), words):
+        if not self._replayed:
+            return
+        # One wait for the device, not one a tensor.
+        flags = [(sampled_words(param) == words).all().cpu() for param, words in self._replayed.items()]
+        for param, faithful in zip(self._replayed, torch.stack(flags).tolist(), strict=True):
+            if not faithful:
                 name = self._members[self._index[param]].name
-                self._say(
-                    f"replaying the step of {name} did not give what the optimizer then did; its sums may be off"
-                )
+                del self._meters[param]
+                self._say(f"{name} is left out: replaying its step did not give what the optimizer then did")
 
     def _collect(self, step: int) -> None:
         if not self._meters:
             return
-        members = [
-            (self._index[param], meter) for param, meter in self._meters.items() if param in self._index
-        ]
-        members.sort(key=lambda member: member[0])
-        for number, meter in members:
-            start, now = self._start[self._members[number].param], sampled_words(self._members[number].param)
-            meter.add(frozen=torch.count_nonzero(now == start), frozen_of=start.numel())
-        indices = [number for number, _ in members]
-        sums = torch.stack([meter.row() for _, meter in members])
-        headroom = torch.stack([meter.bins.flatten() for _, meter in members])
+        for meter in self._meters.values():
+            if meter.error is not None:
+                raise meter.error
+        rows, bins, indices = [], [], []
+        for number, member in enumerate(self._members):
+            measured = self._meters.get(member.param)
+            if measured is None and member.param.grad is not None:
+                continue  # it has stepped, and could not be measured
+            meter = measured or Meter(member.param.device)
+            if measured is None:  # no gradient: nothing was attempted
+                meter.add(numel=member.param.numel())
+            start = self._start[member.param]
+            row = meter.row()  # not the meter, which another watch may read as well
+            row[_FROZEN] = torch.count_nonzero(sampled_words(member.param) == start)
+            row[_FROZEN_OF] = start.numel()
+            rows.append(row)
+            bins.append(meter.bins.flatten())
+            indices.append(number)
+        home = rows[0].device
+        sums = torch.stack([row.to(home, non_blocking=True) for row in rows])
+        headroom = torch.stack([histogram.to(home, non_blocking=True) for histogram in bins])
         sample = Sample(step, indices, sums, headroom, self._settings)
         self.history.take(sample)
         if self._sink is not None:
@@ -202,29 +240,41 @@ class Watch:
     def _say(self, what: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            _warn(what)
+            warn(what)
 
     def _give_up(self, error: Exception) -> None:
-        self.detach()
-        _warn(f"watching stopped, training goes on unwatched ({type(error).__name__}: {error})")
+        self._stop()
+        warn(f"watching stopped, training goes on unwatched ({type(error).__name__}: {error})")
 
 
-def _warn(what: str) -> None:
-    """Warn, but never raise into a step, not even where warnings are errors."""
-    try:
-        warnings.warn(f"roundoff: {what}", stacklevel=3)
-    except Warning:
-        logging.getLogger("roundoff").warning(what)
+class SelfMeasuring(Protocol):
+    """An optimizer that takes the statistics in its own pass: set `meters` to a dict before the step."""
+
+    meters: dict[Tensor, Meter] | None
+
+
+def _self_measuring(optimizer: Any) -> SelfMeasuring | None:
+    return optimizer if getattr(type(optimizer), "measures_itself", False) is True else None
 
 
 def _steps_taken(optimizer: Optimizer) -> int:
     """Steps that the optimizer has behind it, read off its state; 0 where it counts none."""
-    counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+    counts = [
+        state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state
+    ]
     return int(max((float(count) for count in counts), default=0))
 
 
 def _settings(optimizer: Optimizer) -> list[GroupSetting]:
     return [
-        GroupSetting(number, float(group["lr"]), float(group.get("weight_decay", 0.0)))
+        GroupSetting(number, _number(group.get("lr")), _number(group.get("weight_decay", 0.0)))
         for number, group in enumerate(optimizer.param_groups)
     ]
+
+
+def _number(value: Any) -> float:
+    """A setting as a float; NaN where an optimizer has none or finds its own."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

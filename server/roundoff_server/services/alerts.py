@@ -16,6 +16,9 @@ from ..database.upsert import replacing
 from ..models import MODEL, AlertRow, Attempt, GroupSample, LayerRow, LayerSample, ModelSample, Run, Scope
 from .stagnation import RULE, Watched, headline
 
+COUNTED = 5
+"""Columns of `Evidence` that are counts; the rest are sums."""
+
 NAMED = 50
 """Worst layers that an alert keeps by name; it counts them all."""
 
@@ -23,6 +26,8 @@ NAMED = 50
 class Evidence(NamedTuple):
     """The columns that a verdict reads, ranks summed."""
 
+    numel: int
+    zero_grad: int
     attempted: int
     lost: int
     nonfinite: int
@@ -131,7 +136,8 @@ class Evaluation:
             self.scopes.get(MODEL), alert.model, layers, names, len(self.layers), alert.since_step
         )
         concerned = [self.layers[s.layer] for s in layers] or list(self.layers.values())
-        alert.cure = cure(layer.strategy for layer in concerned).text
+        advice = cure(layer.strategy for layer in concerned)
+        alert.cure = "" if advice is None else advice.text
 
     def save(self) -> None:
         """Write back what was touched; the open alert speaks of the present."""
@@ -257,7 +263,7 @@ def _samples(session: Session, run: Run, span: Span, low: int) -> Iterable[tuple
 
 
 def _evidence(values: list[Any]) -> Evidence:
-    counts, sums = values[:3], values[3:]
+    counts, sums = values[:COUNTED], values[COUNTED:]
     return Evidence(*map(int, counts), *(math.nan if value is None else float(value) for value in sums))
 
 
