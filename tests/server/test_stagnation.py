@@ -73,6 +73,10 @@ def test_words() -> None:
     model, layer = Watched(0), Watched(1)
     follow(model, *[sample(0.29, lost=890)] * 5)
     follow(layer, *[sample(0.01)] * 5)
+    model.since_step = 1200
+    assert "rounding. Stalling, the first of them since step 300: 1 of 52" in headline(
+        model, True, [layer], ["head"], 52, 300
+    )
     assert headline(model, True, [layer], ["head"], 52, 1200) == (
         "Since step 1,200 only 29 % of the intended descent is stored; 89 % of the element updates are lost to "
         "rounding. Stalling: 1 of 52 layers: head."

@@ -81,11 +81,14 @@ def headline(
     rest = [*named, *[""] * (len(layers) - len(named))]
     where = f"{len(layers)} of {total} layers: {name_some(rest)}" if layers else ""
     if model_stalls and model is not None:
+        # The first layers may have stalled long before the whole.
+        began = since if model.since_step is None else model.since_step
         text = (
-            f"Since step {since:,} only {percent(model.efficiency)} of the intended descent is stored; "
+            f"Since step {began:,} only {percent(model.efficiency)} of the intended descent is stored; "
             f"{percent(model.lost)} of the element updates are lost to rounding."
         )
-        return f"{text} Stalling: {where}." if where else text
+        earlier = f", the first of them since step {since:,}" if since < began else ""
+        return f"{text} Stalling{earlier}: {where}." if where else text
     window = sum((scope.track.window for scope in layers), Totals())
     text = (
         f"Since step {since:,} rounding takes {percent(lost_fraction(window))} of the element updates in {where}. "
