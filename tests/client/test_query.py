@@ -18,6 +18,7 @@ STALLING = {
     "attempted": 100.0,
     "lost": 99.0,
     "nonfinite": 0.0,
+    "zero_grad": 0.0,
     "sum_uu": 1.0,
     "sum_ua": 0.1,
     "expected_roundings": 50.0,
@@ -43,6 +44,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, start_server: Any) -> Itera
                     sum_ua=0.1,
                     expected_roundings=50.0,
                     nonfinite=0.0,
+                    zero_grad=0.0,
                 )
             )
             run.log({"loss": math.inf if step == 7 else float(step)}, step=step)

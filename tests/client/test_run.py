@@ -83,7 +83,7 @@ def test_the_alerts_of_a_run_can_be_asked_for_while_it_goes(shared_server: str) 
     for step in range(40):
         run._pipeline.sample(
             sample(step, attempted=1000.0, lost=1000.0, sum_uu=1.0, sum_ua=0.0, expected_roundings=500.0,
-                   nonfinite=0.0)
+                   nonfinite=0.0, zero_grad=0.0)
         )  # fmt: skip
     while run.delivery.queued:
         time.sleep(0.05)

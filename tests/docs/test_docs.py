@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,26 +68,31 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks in their order, around a model of the reader's own; no server answers."""
-    import torch
+BEFORE = """
+import torch
+model = torch.nn.Linear(4, 4).to(torch.bfloat16)
+optimizer = torch.optim.AdamW(model.parameters())
+loss = torch.tensor(1.0)
+def steps():
+    for _ in range(30):
+        model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+        yield None
+batches = steps()
+"""
 
-    import roundoff
 
-    monkeypatch.setenv("ROUNDOFF_SERVER", "http://127.0.0.1:9")
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    """Its blocks in their order as one script, around a model of the reader's own; no server answers."""
     blocks = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
     assert len(blocks) == 3
-    model = torch.nn.Linear(4, 4).to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def batches():  # type: ignore[no-untyped-def]
-        for _ in range(3):
-            model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
-            optimizer.step()
-            yield None
-
-    names = {"model": model, "optimizer": optimizer, "batches": batches(), "loss": torch.tensor(1.0)}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    assert isinstance(names["optimizer"], roundoff.CollageAdamW)
-    assert not optimizer._optimizer_step_pre_hooks or len(optimizer._optimizer_step_pre_hooks) == 1
+    script = tmp_path / "train.py"
+    script.write_text("\n".join([BEFORE, *blocks, "print(type(optimizer).__name__)"]), encoding="utf-8")
+    env = {**os.environ, "ROUNDOFF_SERVER": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, env=env, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "CollageAdamW\n"), done.stderr
+    assert "no server at http://127.0.0.1:9" in done.stderr
+    assert "3 samples, last at step 20" in done.stderr
+    assert "Traceback" not in done.stderr

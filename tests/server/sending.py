@@ -23,6 +23,7 @@ Row = Mapping[str, float]
 
 HEALTHY: Row = {
     "numel": 1000,
+    "zero_grad": 0,
     "attempted": 1000,
     "lost": 10,
     "sum_uu": 4.0,
@@ -31,6 +32,7 @@ HEALTHY: Row = {
 }
 STALLED: Row = {
     "numel": 1000,
+    "zero_grad": 0,
     "attempted": 1000,
     "lost": 990,
     "sum_uu": 4.0,
