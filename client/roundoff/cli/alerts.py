@@ -8,10 +8,9 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from roundoff.query import Client
 from roundoff.wire import Alert
 
-from .source import Database, Json, Server, Token, open_source
+from .source import Database, Json, Server, Token, collect, open_source
 from .terminal import age, output, print_json
 
 INDENT = 10
@@ -32,28 +31,18 @@ def alerts(
 ) -> None:
     """List alerts: which run, since which step, which layers, and the cure; newest first."""
     with open_source(server, token, database) as source:
-        found = _collect(source, run, project, state, limit)
+
+        def page(size: int, cursor: str | None) -> tuple[list[Alert], str | None]:
+            got = source.alerts(run_id=run, project=project, state=state, limit=size, cursor=cursor)
+            return got.alerts, got.next_cursor
+
+        found = collect(limit, page)
     if as_json:
         print_json([*found])
     elif found:
         _print(found)
     else:
         output.print("No alerts.", style="dim")
-
-
-def _collect(
-    source: Client, run: str | None, project: str | None, state: str | None, limit: int
-) -> list[Alert]:
-    found: list[Alert] = []
-    cursor = None
-    while len(found) < limit:
-        size = min(limit - len(found), 100)
-        page = source.alerts(run_id=run, project=project, state=state, limit=size, cursor=cursor)
-        found += page.alerts
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    return found[:limit]
 
 
 def _print(found: list[Alert]) -> None:
@@ -69,4 +58,5 @@ def _print(found: list[Alert]) -> None:
             line.append(f", resolved: {alert.reason}")
         output.print(line)
         output.print(Padding(Text(alert.headline), (0, 0, 0, INDENT)))
-        output.print(Padding(Text(f"Cure: {alert.cure}", style="dim"), (0, 0, 0, INDENT)))
+        if alert.cure:
+            output.print(Padding(Text(f"Cure: {alert.cure}", style="dim"), (0, 0, 0, INDENT)))

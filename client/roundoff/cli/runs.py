@@ -8,10 +8,9 @@ import typer
 from rich.text import Text
 
 from roundoff.metrics import percent
-from roundoff.query import Client
 from roundoff.wire import RunSummary
 
-from .source import Database, Json, Server, Token, open_source
+from .source import Database, Json, Server, Token, collect, open_source
 from .terminal import age, health, number, output, print_json, table
 
 
@@ -34,28 +33,18 @@ def runs(
 ) -> None:
     """List runs with their state, verdict and figures, newest first."""
     with open_source(server, token, database) as source:
-        found = _collect(source, project, state, search, limit)
+
+        def page(size: int, cursor: str | None) -> tuple[list[RunSummary], str | None]:
+            got = source.runs(project=project, state=state, q=search, limit=size, cursor=cursor)
+            return got.runs, got.next_cursor
+
+        found = collect(limit, page)
     if as_json:
         print_json([*found])
     elif found:
         _print(found)
     else:
         output.print("No runs.", style="dim")
-
-
-def _collect(
-    source: Client, project: str | None, state: str | None, search: str | None, limit: int
-) -> list[RunSummary]:
-    found: list[RunSummary] = []
-    cursor = None
-    while len(found) < limit:
-        size = min(limit - len(found), 100)
-        page = source.runs(project=project, state=state, q=search, limit=size, cursor=cursor)
-        found += page.runs
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    return found[:limit]
 
 
 WIDE = 100

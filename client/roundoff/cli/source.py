@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import httpx
 import typer
@@ -27,6 +28,24 @@ Database = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+
+_Item = TypeVar("_Item")
+
+PAGE = 100
+"""Rows asked for at a time."""
+
+
+def collect(limit: int, page: Callable[[int, str | None], tuple[list[_Item], str | None]]) -> list[_Item]:
+    """At most `limit` items of a list that the server answers in pages: `page(size, cursor)` gives the next."""
+    found: list[_Item] = []
+    cursor = None
+    while len(found) < limit:
+        items, cursor = page(min(limit - len(found), PAGE), cursor)
+        found += items
+        if cursor is None:
+            break
+    return found[:limit]
 
 
 def open_source(server: str | None, token: str | None, database: str | None) -> Client:
