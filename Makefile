@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/roundoff demo $(ARGS)
 
 test: $(VENV)/.test
-	@$(BIN)/python scripts/browser.py
+	@$(BIN)/python scripts/chromium.py
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.test

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 from driving import Watched, watch
 from playwright.sync_api import Browser, BrowserContext, Error, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+from chromium import system_browser
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,7 +28,7 @@ MISSING = (
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The system's Chromium, else Playwright's own. One a module: its event loop must end with the module."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
+    found = system_browser()
     with sync_playwright() as playwright:
         try:
             browser = playwright.chromium.launch(executable_path=found, args=FLAGS)

@@ -301,6 +301,10 @@ def test_an_integer_where_floats_belong_is_refused() -> None:
     for index, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
             assert torch.equal(bits(value), bits(before["state"][index][name])), name
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+    with pytest.warns(UserWarning, match="changed outside"):  # what it watches for is kept as well
+        train(model, optimizer, 1)
 
 
 def test_what_a_pre_hook_makes_of_a_checkpoint_is_what_is_loaded() -> None:

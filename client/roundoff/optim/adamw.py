@@ -187,13 +187,12 @@ class CollageAdamW(Optimizer):
         converted, a missing second word starts at 0 with a warning, and a float buffer where integers belong
         raises TypeError. A load that is refused leaves the optimizer as it was.
         """
-        before = self.state, self.param_groups
+        before = self.state, self.param_groups, self._seals
         try:
             missing, surplus = self._load(state_dict)
         except Exception:
-            self.state, self.param_groups = before
+            self.state, self.param_groups, self._seals = before
             raise
-        self._seals.clear()
         if missing:
             warn(
                 f"the checkpoint holds no {', '.join(sorted(missing))}: what rounding had kept is gone, "
@@ -236,8 +235,6 @@ class CollageAdamW(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_backend", "auto")
-        self.__dict__.setdefault("_warned_outside", False)
         # Seals and meters belong to one process and its tensors; a copy starts without them.
         self._seals = {}
         self.meters = None

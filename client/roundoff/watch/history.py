@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -41,17 +40,18 @@ class History:
     def __init__(self, names: Sequence[str], groups: Sequence[int]) -> None:
         self.names = list(names)
         self._groups = list(groups)
+        self._used_groups = set(groups)
         self.samples = 0
         self.last_step: int | None = None
         self._lr: dict[int, float] = {}
         self._model = Track()
         self._layers = [Track() for _ in self.names]
-        self._waiting: deque[Sample] = deque()
+        self._waiting: Sample | None = None
 
     def take(self, sample: Sample) -> None:
-        """Take a sample; the ones before it are read now."""
+        """Take a sample; the one before it is read now."""
         self._read()
-        self._waiting.append(sample)
+        self._waiting = sample
 
     def lines(self) -> list[LayerLine]:
         """Every layer as it stands, worst first: stalling before the rest, least efficient first."""
@@ -82,18 +82,20 @@ class History:
         )
 
     def _read(self) -> None:
-        while self._waiting:
-            sample = self._waiting.popleft()
-            self.samples += 1
-            self.last_step = sample.step
-            used = set(self._groups)
-            self._lr = {setting.group: setting.lr for setting in sample.groups if setting.group in used}
-            if sample.step < WARMUP_STEPS:
-                continue
-            rows = sample.sums.tolist()
-            for index, row in zip(sample.layers, rows, strict=True):
-                self._layers[index].add(_named(row))
-            self._model.add(_named([sum(column) for column in zip(*rows, strict=True)]))
+        sample, self._waiting = self._waiting, None
+        if sample is None:
+            return
+        self.samples += 1
+        self.last_step = sample.step
+        self._lr = {
+            setting.group: setting.lr for setting in sample.groups if setting.group in self._used_groups
+        }
+        if sample.step < WARMUP_STEPS:
+            return
+        rows = sample.sums.tolist()
+        for index, row in zip(sample.layers, rows, strict=True):
+            self._layers[index].add(_named(row))
+        self._model.add(_named([sum(column) for column in zip(*rows, strict=True)]))
 
 
 def _named(row: Sequence[float]) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Take the screenshots of both pages: `python docs/screenshots.py BASE_URL RUN_ID FOLDER`.
+"""Take the screenshots of both pages: `python scripts/screenshots.py BASE_URL RUN_ID FOLDER`.
 
 Needs Playwright for Python and a Chromium. Writes `{runs,run}-{light,dark}-{1280,390}.png`.
 """
@@ -6,12 +6,12 @@ Needs Playwright for Python and a Chromium. Writes `{runs,run}-{light,dark}-{128
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from chromium import system_browser
+
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=system_browser(), args=FLAGS)
         for path, name in (("/", "runs"), (f"/runs/{arguments.run}", "run")):
             for theme in ("light", "dark"):
                 for width in (1280, 390):
