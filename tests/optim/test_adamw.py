@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.metrics import ROW
+from roundoff.metrics import BYTES_PER_PARAMETER, ROW
 from roundoff.optim import STRATEGIES, CollageAdamW, full_precision_state_dict, to_low_precision
 
 BF16 = torch.bfloat16
@@ -342,13 +342,13 @@ def test_measured_bytes_per_parameter_are_the_tables(strategy: str) -> None:
     kept = [t for name, t in optimizer.state[w].items() if name != "step"]
     measured = sum(t.untyped_storage().nbytes() for t in (w, w.grad, *kept)) / w.numel()
     assert measured == STRATEGIES[strategy].bytes_per_parameter
-    assert measured == {"none": 8, "light": 10, "plus": 12, "fp32-master": 16}[strategy]
+    assert measured == BYTES_PER_PARAMETER[strategy]
 
 
 @pytest.mark.parametrize("arithmetic", ["fp32", "storage"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_measuring_changes_no_bit(strategy: str, arithmetic: str) -> None:
-    if arithmetic == "storage" and strategy == "fp32-master":
+    if arithmetic == "storage" and not STRATEGIES[strategy].storage_arithmetic:
         return
     models, optimizers = [model_of(), model_of()], []
     for model, meters in zip(models, (None, {}), strict=True):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.kernels import Step, run_canary
+from roundoff.kernels import Step, Update, run_canary
 from roundoff.kernels.reference import step_fp32
 from roundoff.kernels.storage import step_storage
 from roundoff.metrics import Sums
@@ -58,7 +58,7 @@ def test_rule_2_the_denominator_uses_both_words_of_v() -> None:
         }
         w = torch.zeros(1, dtype=BF16)
         step = Step(10**6, 1.0, 0.9, 0.999, 0.0, 0.0)
-        step_fp32(w, torch.ones(1, dtype=BF16), state, STRATEGIES["plus"], step)
+        step_fp32([Update(w, torch.ones(1, dtype=BF16), state, STRATEGIES["plus"], step)])
         results.append((w.double() + state["lo"].double()).item())
     assert results[0] / results[1] == pytest.approx(math.sqrt(1 + 2.0**-9 * 0.999), rel=1e-4)
 
@@ -81,7 +81,7 @@ def half_life(strategy: str, beta2: float, arithmetic: str) -> float:
     w, zero, plan = torch.zeros(1, dtype=BF16), torch.zeros(1, dtype=BF16), STRATEGIES[strategy]
     last = 1.0
     for count in range(1, 8000):
-        ARITHMETICS[arithmetic](w, zero, state, plan, Step(10**6, 0.0, 0.9, beta2, 1e-8, 0.0))
+        ARITHMETICS[arithmetic]([Update(w, zero, state, plan, Step(10**6, 0.0, 0.9, beta2, 1e-8, 0.0))])
         now = v.double().item() + (state["exp_avg_sq_lo"].double().item() if strategy == "plus" else 0.0)
         if now == last and count > 1:
             return math.inf  # the same words give the same words for ever
@@ -113,7 +113,7 @@ def test_rule_3_plus_levels_off_below_g_squared(beta2: float, low: float, high: 
     w, g = torch.zeros(1, dtype=BF16), torch.ones(1, dtype=BF16)
     last = None
     while last != (last := (state["exp_avg_sq"].item(), state["exp_avg_sq_lo"].item())):
-        step_fp32(w, g, state, STRATEGIES["plus"], Step(10**6, 0.0, 0.9, beta2, 1e-8, 0.0))
+        step_fp32([Update(w, g, state, STRATEGIES["plus"], Step(10**6, 0.0, 0.9, beta2, 1e-8, 0.0))])
     assert low <= (state["exp_avg_sq"].double() + state["exp_avg_sq_lo"].double()).item() <= high
 
 
@@ -227,17 +227,17 @@ def test_the_canary_sees_a_rounding_that_was_removed(monkeypatch: pytest.MonkeyP
         with pytest.raises(
             RuntimeError, match=r"second word of w in torch\.bfloat16 on cpu.*emulate_precision_casts"
         ):
-            CollageAdamW([ones()])
-    CollageAdamW([ones()])
+            CollageAdamW([ones()], backend="reference")
+    CollageAdamW([ones()], backend="reference")
 
-    def one_word(chunk: dict[str, Tensor], m: Tensor, v: Tensor) -> None:
+    def one_word(chunk: dict[str, Tensor], m: Tensor, v: Tensor, step: Step) -> None:
         chunk["exp_avg"].copy_(m)
         chunk["exp_avg_sq"].copy_(v)
 
     monkeypatch.setattr("roundoff.kernels.reference.store_moments", one_word)
     with pytest.raises(RuntimeError, match="second word of v"):
-        CollageAdamW([ones()])
-    CollageAdamW([ones()], strategy="light")
+        CollageAdamW([ones()], backend="reference")
+    CollageAdamW([ones()], strategy="light", backend="reference")
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)

@@ -2,7 +2,7 @@
 
 from .canary import run_canary as run_canary
 from .reference import step_fp32
-from .step import Kernel as Kernel, Step as Step
+from .step import Kernel as Kernel, Noise as Noise, Step as Step, Update as Update
 from .storage import step_storage
 
 KERNELS: dict[tuple[str, str], Kernel] = {

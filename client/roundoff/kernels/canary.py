@@ -1,4 +1,4 @@
-"""One known pair through the code that will be used: a compiler may remove the roundings it lives on."""
+"""One known step through the code that will be used: a compiler may remove the roundings it lives on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .step import Kernel, Step
+from roundoff.numerics import join_master
+
+from .step import Kernel, Step, Update
 
 if TYPE_CHECKING:
     from roundoff.optim.strategies import Strategy
@@ -23,13 +25,19 @@ def run_canary(
     Raises RuntimeError if they are not what they must be.
     """
 
-    def one(value: float) -> torch.Tensor:
-        return torch.full((1,), value, dtype=dtype, device=device)
+    def one(value: float, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.full((1,), value, dtype=kind, device=device)
 
     w, g = one(1.0), one(1.0)
-    state = {tensor.name: one(0.0).to(tensor.dtype_for(dtype)) for tensor in plan.state}
-    kernel(w, g, state, plan, Step(1, _LR, 0.9, _BETA2, 0.0, 0.0))
-    _expect("w", float(w) + float(state["lo"]), 1.0 - _LR, 2.0**-16, device, dtype)
+    state = {tensor.name: one(0.0, tensor.dtype_for(dtype)) for tensor in plan.state}
+    kernel([Update(w, g, state, plan, Step(1, _LR, 0.9, _BETA2, 0.0, 0.0))])
+    if plan.keeps("lo"):
+        _expect("w", float(w) + float(state["lo"]), 1.0 - _LR, 2.0**-16, device, dtype)
+    if plan.keeps("remainder"):
+        _expect("w", float(join_master(w, state["remainder"])), 1.0 - _LR, 2.0**-23, device, dtype)
+    if plan.keeps("exp_avg_sq_remainder"):
+        v = float(join_master(state["exp_avg_sq"], state["exp_avg_sq_remainder"]))
+        _expect("v", v, 1.0 - _BETA2, 2.0**-26, device, dtype)
     if plan.keeps("exp_avg_sq_lo"):
         v = float(state["exp_avg_sq"]) + float(state["exp_avg_sq_lo"])
         # Storage arithmetic rounds 1 − β2 itself to the format.

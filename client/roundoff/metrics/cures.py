@@ -49,7 +49,10 @@ def cure(strategies: Iterable[str]) -> Cure | None:
         return None
     kept = max((BYTES_PER_PARAMETER.get(one, BYTES_PER_PARAMETER["none"]) for one in used), default=8)
     if used & PAIRS:
-        better, sentence = "fp32-master", "A float32 master keeps what two 16-bit words cannot"
+        better = "exact"
+        sentence = (
+            "An exact master in two words keeps what a pair cannot (bfloat16; for float16, fp32-master)"
+        )
     else:
         better, sentence = "plus", "Collage-plus keeps what rounding drops"
     price = f"{BYTES_PER_PARAMETER[better]} bytes per parameter instead of {kept}"

@@ -9,11 +9,17 @@ from .formats import (
     ulp as ulp,
 )
 from .pairs import (
+    add_compensated as add_compensated,
     add_to_pair as add_to_pair,
     grow as grow,
     join_master as join_master,
     multiply as multiply,
     split_master as split_master,
+)
+from .stochastic import (
+    mix_key as mix_key,
+    random_words as random_words,
+    round_stochastic as round_stochastic,
 )
 from .transforms import (
     expand as expand,

@@ -47,6 +47,19 @@ def add_to_pair(hi: Tensor, lo: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return new_hi, torch.where(new_hi.isfinite(), rest, 0.0).to(hi.dtype)
 
 
+def add_compensated(w: Tensor, c: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Kahan's addition in binary32: y = u + c, w' = RN(w + y), c' = RN(y − (w' − w)) ([Zamirai] algorithm 3).
+
+    Shapes, dtypes and the warning as `add_to_pair`, from which it differs only where abs(u) is not small
+    against w. Returns (w', c'); where w' is not finite, c' is 0.
+    """
+    y = u + c.to(torch.float32)
+    old = w.to(torch.float32)
+    new = (old + y).to(w.dtype)
+    rest = y - (new.to(torch.float32) - old)
+    return new, torch.where(new.isfinite(), rest, 0.0).to(w.dtype)
+
+
 def split_master(w32: Tensor) -> tuple[Tensor, Tensor]:
     """Split float32 into (hi bfloat16, remainder int16) that hold it exactly, same shape (numerics §3).
 

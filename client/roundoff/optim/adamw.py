@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from roundoff.kernels import Step, kernel_for, run_canary
+from roundoff.kernels import Step, Update, kernel_for, run_canary
+from roundoff.numerics import mix_key
 from roundoff.telling import warn
 from roundoff.watch.statistics import Meter
 
+from .options import STRUCTURE, check_options, plan_of, step_of
 from .outside import Seal
 from .restore import adopt_state, dropped_by
-from .strategies import Strategy, strategy_for
+from .shards import local, noise_for, shared_like
+from .state import initial_state, resync, seed_weight, stored_weight
+from .strategies import Strategy
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-STRUCTURE = ("strategy", "arithmetic")
-"""Group options that say how state is laid out: they stay as constructed when a checkpoint is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One parameter whose turn it is: it has a gradient."""
+
+    param: Tensor
+    group: dict[str, Any]
+    plan: Strategy
+    state: dict[str, Any]
 
 
 class CollageAdamW(Optimizer):
@@ -34,15 +47,22 @@ class CollageAdamW(Optimizer):
         arithmetic: "fp32" computes in float32 registers and rounds what is stored, once; "storage" rounds
             every operation to the storage format, as the paper's hardware does, and is slow; per group.
         backend: "auto", or the name of one kernel backend.
+        seed: of stochastic rounding; its random bits follow from (seed, step, parameter, element) alone.
         maximize: ascend instead of descend; per group.
+        amsgrad: divide by the largest second moment so far, which is kept as the second moment is; per group.
 
-    State per parameter: `step` (0-dim float32 on the CPU) and the tensors that the strategy names, of the
-    parameter's shape. Raises ValueError or TypeError for options out of range, and RuntimeError where the
-    roundings that the strategies need are optimised away.
+    State per parameter: `step` (0-dim float32 on the CPU; on the parameter's device once a loss scaler's
+    `found_inf` was there) and the tensors that the strategy names, of the parameter's shape. A `GradScaler`
+    hands its scale and `found_inf` over: gradients stay as they are, and a skipped step changes nothing.
+    Raises ValueError or TypeError for options out of range, and RuntimeError where the roundings that the
+    strategies need are optimised away.
     """
 
     measures_itself = True
     """A watch takes the statistics from the step's own pass, through `meters`."""
+
+    _step_supports_amp_scaling = True
+    """`torch.amp.GradScaler` then sets `grad_scale` and `found_inf` here and leaves the rest to the step."""
 
     def __init__(
         self,
@@ -55,13 +75,17 @@ class CollageAdamW(Optimizer):
         strategy: str = "plus",
         arithmetic: str = "fp32",
         backend: str = "auto",
+        seed: int = 0,
         maximize: bool = False,
+        amsgrad: bool = False,
     ) -> None:
         kernel_for(backend, arithmetic)
         self._backend = backend
+        self._seed = int(seed)
         self.meters: dict[Tensor, Meter] | None = None
         """Set to a dict before a step to have that step measured: it then holds one `Meter` per parameter."""
         self._seals: dict[Tensor, Seal] = {}
+        self._numbers: dict[Tensor, int] = {}
         self._warned_outside = False
         defaults = {
             "lr": lr,
@@ -71,19 +95,20 @@ class CollageAdamW(Optimizer):
             "strategy": strategy,
             "arithmetic": arithmetic,
             "maximize": maximize,
+            "amsgrad": amsgrad,
         }
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`; its options are checked before anything changes."""
-        _check_options({**self.defaults, **param_group})
+        check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
             kernel = kernel_for(self._backend, group["arithmetic"])
-            places = {(p.device, p.dtype): _plan(p, group) for p in group["params"]}
+            places = {(p.device, p.dtype): plan_of(p, group) for p in group["params"]}
             for (device, dtype), plan in places.items():
-                if plan.keeps("lo") and device.type != "meta":
+                if plan.keeps_more_than_the_word and device.type != "meta":
                     run_canary(kernel, plan, device, dtype, group["arithmetic"])
         except (TypeError, ValueError, RuntimeError):
             self.param_groups.pop()
@@ -91,93 +116,149 @@ class CollageAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update. `closure` re-evaluates the model and returns the loss, which is then returned."""
+        """One update. `closure` re-evaluates the model and returns the loss, which is then returned.
+
+        Raises RuntimeError for a sparse gradient, before anything has changed.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            kernel = kernel_for(self._backend, group["arithmetic"])
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._step_one(kernel, param, group)
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        turns = [turn for group in self.param_groups for turn in self._turns(group)]
+        if found_inf is not None and found_inf.device.type == "cpu":
+            if float(found_inf):
+                self._skip(turns)
+                return loss
+            found_inf = None
+        updates: dict[str, list[Update]] = {}
+        scalars: dict[tuple[int, float], Step] = {}
+        for turn in turns:
+            self._check_outside(turn)
+            step = self._count(turn, grad_scale, found_inf, scalars)
+            updates.setdefault(turn.group["arithmetic"], []).append(self._update(turn, step))
+        for arithmetic, some in updates.items():
+            kernel_for(self._backend, arithmetic)(some)
+        for turn in turns:
+            if turn.plan.keeps_more_than_the_word:
+                self._seals[turn.param] = Seal.of(local(turn.param))
         return loss
 
-    def _step_one(self, kernel: Any, param: Tensor, group: dict[str, Any]) -> None:
-        if param.grad.is_sparse:  # type: ignore[union-attr]
-            raise RuntimeError(
-                "CollageAdamW does not take sparse gradients; build the embedding with sparse=False"
-            )
-        plan = _plan(param, group)
-        state = self.state[param]
-        if not state:
-            state.update(_initial_state(param, plan))
-        self._check_outside(param, state)
-        state["step"] += 1
-        meter = None
-        if self.meters is not None:
-            meter = self.meters[param] = Meter(param.device)
-        kernel(param, param.grad, state, plan, _step_of(group, int(state["step"])), meter)
-        if plan.keeps("lo") or plan.keeps("master"):
-            self._seals[param] = Seal.of(param)
+    def _turns(self, group: dict[str, Any]) -> Iterator[_Turn]:
+        """The parameters of a group that have a gradient."""
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                raise RuntimeError(
+                    "CollageAdamW does not take sparse gradients; build the embedding with sparse=False"
+                )
+            plan, state = plan_of(param, group), self.state[param]
+            if not state:
+                state.update(initial_state(param, plan, amsgrad=group["amsgrad"]))
+            yield _Turn(param, group, plan, state)
 
-    def _check_outside(self, param: Tensor, state: dict[str, Any]) -> None:
-        seal = self._seals.get(param)
-        if seal is None or not seal.broken(param):
+    def _count(
+        self,
+        turn: _Turn,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+        scalars: dict[tuple[int, float], Step],
+    ) -> Step:
+        """Count one step of a parameter and give its scalars, made once per group and count."""
+        count = turn.state["step"]
+        if found_inf is None and count.device.type == "cpu":
+            count += 1
+            key = id(turn.group), float(count)
+            if key not in scalars:
+                scalars[key] = step_of(turn.group, int(count), grad_scale, None)
+            return scalars[key]
+        # Whether this step counts is known to the device alone, and reading it would wait.
+        device = local(turn.param).device
+        count = turn.state["step"] = count.to(device)
+        found = None if found_inf is None else found_inf.to(device, non_blocking=True)
+        scale = None if grad_scale is None else grad_scale.to(device, non_blocking=True)
+        count += 1 if found is None else found == 0
+        return step_of(turn.group, count, scale, found)
+
+    def _update(self, turn: _Turn, step: Step) -> Update:
+        meter = noise = None
+        if self.meters is not None:
+            meter = self.meters[turn.param] = Meter(local(turn.param).device)
+            meter.found_inf = step.found_inf
+        if turn.plan.name == "stochastic":
+            number = self._number_of(turn.param)
+            noise = noise_for(turn.param, mix_key(self._seed, int(turn.state["step"]), number))
+        state = {name: local(tensor) for name, tensor in turn.state.items() if name != "step"}
+        grad: Tensor = turn.param.grad  # type: ignore[assignment]
+        return Update(local(turn.param), local(grad), state, turn.plan, step, meter, noise)
+
+    def _number_of(self, param: Tensor) -> int:
+        """The position of a parameter among all of them, which a resumed run shares."""
+        known = sum(len(group["params"]) for group in self.param_groups)
+        if len(self._numbers) != known:
+            params = (p for group in self.param_groups for p in group["params"])
+            self._numbers = {p: number for number, p in enumerate(params)}
+        return self._numbers[param]
+
+    def _skip(self, turns: list[_Turn]) -> None:
+        """A loss scaler found infinities: nothing changes, and a measured step counts as skipped."""
+        if self.meters is None:
             return
-        _resync_one(param, state)
+        for turn in turns:
+            part = local(turn.param)
+            meter = self.meters[turn.param] = Meter(part.device)
+            meter.add(numel=part.numel(), skipped=1)
+
+    def _check_outside(self, turn: _Turn) -> None:
+        seal = self._seals.get(turn.param)
+        if seal is None or not seal.broken(local(turn.param)):
+            return
+        resync(turn.param, turn.state)
         if not self._warned_outside:
             self._warned_outside = True
             warn(
-                f"a parameter of shape {tuple(param.shape)} was changed outside the optimizer since its last "
-                "step (a reload, an EMA swap?): its second word or master was reset to the new weight. "
+                f"a parameter of shape {tuple(turn.param.shape)} was changed outside the optimizer since its "
+                "last step (a reload, an EMA swap?): its second word or master was reset to the new weight. "
                 "Call optimizer.resync() after such a change to say so. Said once."
             )
 
     def resync(self, params: Iterable[Tensor] | None = None) -> None:
-        """Take the weights as they are now: lo ← 0, master ← w, for `params` or all of them.
+        """Take the weights as they are now: lo and remainder ← 0, master ← w, for `params` or all of them.
 
         For changes from outside that sampled words may miss, such as a few edited rows of a large embedding.
         """
         chosen = self.state.keys() if params is None else params
         with torch.no_grad():
             for param in list(chosen):
-                _resync_one(param, self.state.get(param, {}))
+                resync(param, self.state.get(param, {}))
                 self._seals.pop(param, None)
 
     def seed(self, param: Tensor, exact: Tensor) -> None:
         """Start a parameter's second word or master from a float32 value that its storage rounded.
 
-        `exact` is float32 of the parameter's shape. Raises ValueError if the parameter is not ours or has
-        been stepped already.
+        `exact` is float32 of the parameter's shape; the visible word becomes the strategy's rounding of it.
+        Raises ValueError if the parameter is not ours or has been stepped already.
         """
-        plan = self._plan_of(param)
+        group = self._group_of(param)
+        plan = plan_of(param, group)
         if self.state.get(param):
             raise ValueError("a second word can be seeded before the first step only")
-        state = self.state[param] = _initial_state(param, plan)
+        state = self.state[param] = initial_state(param, plan, amsgrad=group["amsgrad"])
         with torch.no_grad():
-            if "lo" in state:
-                rest = exact - param.to(torch.float32)
-                state["lo"].copy_(torch.where(rest.isfinite(), rest, 0.0))
-            if "master" in state:
-                state["master"].copy_(exact)
-        self._seals[param] = Seal.of(param)
+            seed_weight(local(param), {name: local(tensor) for name, tensor in state.items()}, local(exact))
+        self._seals[param] = Seal.of(local(param))
 
     def stored_value(self, param: Tensor) -> Tensor:
         """Everything that is stored of a parameter, float32, its shape: the master, hi + lo, or the weight."""
-        state = self.state.get(param, {})
-        if "master" in state:
-            master: Tensor = state["master"]
-            return master.clone()
-        value = param.detach().to(torch.float32, copy=True)
-        if "lo" in state:
-            value = value + state["lo"].to(torch.float32)
-        return value
+        state = {name: local(tensor) for name, tensor in self.state.get(param, {}).items()}
+        with torch.no_grad():
+            return shared_like(stored_weight(local(param.detach()), state), param)
 
-    def _plan_of(self, param: Tensor) -> Strategy:
+    def _group_of(self, param: Tensor) -> dict[str, Any]:
         for group in self.param_groups:
             if any(param is own for own in group["params"]):
-                return _plan(param, group)
+                return group
         raise ValueError(f"a parameter of shape {tuple(param.shape)} is not in this optimizer")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -222,21 +303,23 @@ class CollageAdamW(Optimizer):
             group.update(kept)
         ids = [index for group in loaded["param_groups"] for index in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
-        plans = {param: _plan(param, group) for group in self.param_groups for param in group["params"]}
+        groups = {param: group for group in self.param_groups for param in group["params"]}
         missing: set[str] = set()
         surplus: set[str] = set()
         for index, param in zip(ids, params, strict=True):
             if index in loaded["state"]:
                 saved = loaded["state"][index]
-                self.state[param], lacking = adopt_state(param, saved, plans[param])
+                plan, amsgrad = plan_of(param, groups[param]), groups[param]["amsgrad"]
+                self.state[param], lacking = adopt_state(param, saved, plan, amsgrad=amsgrad)
                 missing |= lacking
-                surplus |= dropped_by(saved, plans[param])
+                surplus |= dropped_by(saved, plan)
         return missing, surplus
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # Seals and meters belong to one process and its tensors; a copy starts without them.
         self._seals = {}
+        self._numbers = {}
         self.meters = None
         for group in self.param_groups:
             for key in (*STRUCTURE, "maximize"):
@@ -246,53 +329,6 @@ class CollageAdamW(Optimizer):
         return {
             **super().__getstate__(),
             "_backend": self._backend,
+            "_seed": self._seed,
             "_warned_outside": self._warned_outside,
         }
-
-
-def _plan(param: Tensor, group: dict[str, Any]) -> Strategy:
-    plan = strategy_for(group["strategy"], param.dtype)
-    if group["arithmetic"] == "storage" and (plan.keeps("master") or param.dtype == torch.float32):
-        raise ValueError(
-            f"arithmetic='storage' rounds every operation to 16 bit; it has no meaning for strategy "
-            f"{group['strategy']!r} with {param.dtype} parameters. Use arithmetic='fp32'."
-        )
-    return plan
-
-
-def _initial_state(param: Tensor, plan: Strategy) -> dict[str, Tensor]:
-    state = {"step": torch.zeros((), dtype=torch.float32)}
-    for tensor in plan.state:
-        dtype = tensor.dtype_for(param.dtype)
-        state[tensor.name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-    if "master" in state:
-        state["master"].copy_(param)
-    return state
-
-
-def _resync_one(param: Tensor, state: dict[str, Any]) -> None:
-    if "lo" in state:
-        state["lo"].zero_()
-    if "master" in state:
-        state["master"].copy_(param)
-
-
-def _step_of(group: dict[str, Any], count: int) -> Step:
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    decay = float(group["weight_decay"])
-    return Step(count, group["lr"], beta1, beta2, group["eps"], decay, group["maximize"])
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    for name in ("lr", "eps", "weight_decay"):
-        value = options[name]
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} must be a number or a 0-dim tensor, got shape {tuple(value.shape)}")
-        if not float(value) >= 0:
-            raise ValueError(f"{name} must be 0 or larger, got {float(value)}")
-    if len(options["betas"]) != 2:
-        raise ValueError(f"betas must be two numbers, got {options['betas']!r}")
-    for name, beta in zip(("betas[0]", "betas[1]"), options["betas"], strict=True):
-        if not 0 <= float(beta) < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {float(beta)}")
-    strategy_for(options["strategy"], torch.float32)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roundoff.metrics import COUNTS, HEADROOM_BINS, HEADROOM_HIGH, HEADROOM_LOW, ROW, SUMS, Sums
-from roundoff.numerics import format_of
+from roundoff.numerics import format_of, join_master
 from roundoff.numerics.formats import exponent
 
 from .stored import Stored, stored_between
@@ -35,23 +35,34 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.error: Exception | None = None
         """What went wrong while measuring; the step itself went on."""
+        self.found_inf: Tensor | None = None
+        """0-dim on the device: not 0 where a loss scaler made the step do nothing; then it counts as skipped."""
         self._device = device
         self._totals: dict[str, Tensor] = {}
-        self._bins: Tensor | None = None
+        self._binned: Tensor | None = None
 
     @property
     def bins(self) -> Tensor:
         """(2, HEADROOM_BINS) float64 on the device: element counts and Σu² by headroom."""
-        if self._bins is None:
-            self._bins = torch.zeros(2, HEADROOM_BINS, dtype=torch.float64, device=self._device)
-        return self._bins
+        binned = self._headroom_so_far()
+        return binned if self.found_inf is None else torch.where(self.found_inf == 0, binned, 0.0)
 
     def row(self) -> Tensor:
         """(len(ROW),) float64 on the device, in the order of `metrics.ROW`."""
         counts = self._stacked(COUNTS, torch.int64).to(torch.float64)
         k = torch.arange(HEADROOM_LOW, HEADROOM_HIGH + 1, dtype=torch.float64, device=self._device)
-        evidence = self.bins[0].dot(torch.exp2(k + 0.5).clamp_max_(1.0))
-        return torch.cat((counts, self._stacked(SUMS, torch.float64), evidence.unsqueeze(0)))
+        evidence = self._headroom_so_far()[0].dot(torch.exp2(k + 0.5).clamp_max_(1.0))
+        row = torch.cat((counts, self._stacked(SUMS, torch.float64), evidence.unsqueeze(0)))
+        if self.found_inf is None:
+            return row
+        skipped = torch.zeros_like(row)
+        skipped[_COLUMN["numel"]], skipped[_COLUMN["skipped"]] = row[_COLUMN["numel"]], 1.0
+        return torch.where(self.found_inf == 0, row, skipped)
+
+    def _headroom_so_far(self) -> Tensor:
+        if self._binned is None:
+            self._binned = torch.zeros(2, HEADROOM_BINS, dtype=torch.float64, device=self._device)
+        return self._binned
 
     def _stacked(self, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
         zero = torch.zeros((), dtype=dtype, device=self._device)
@@ -123,9 +134,10 @@ class Meter:
         # r is a power of two, so floor(log2(|u| / r)) is the difference of two exponents, exactly.
         k = exponents - stored.resolution(before, u)
         index = k.sub_(HEADROOM_LOW).clamp_(0, HEADROOM_BINS - 1).to(torch.int64)
-        self.bins[0].scatter_add_(0, index, torch.ones_like(uu))
-        self.bins[1].scatter_add_(0, index, uu)
-        self.bins[0, 0] -= zeros  # u = 0 has fallen into the lowest bin, with no energy
+        bins = self._headroom_so_far()
+        bins[0].scatter_add_(0, index, torch.ones_like(uu))
+        bins[1].scatter_add_(0, index, uu)
+        bins[0, 0] -= zeros  # u = 0 has fallen into the lowest bin, with no energy
         return 0 if none_small else torch.count_nonzero(size <= limit) - zeros
 
     def _decay(self, hi: Tensor, decay: Tensor, stored: Stored, finite: Tensor | None) -> None:
@@ -152,11 +164,14 @@ class Meter:
         `counted` is what `update` returned for the chunk: elements elsewhere do not count.
         """
         g = grad.to(torch.float64)
-        kept = v.to(torch.float64)
+        kept, form = v.to(torch.float64), format_of(v.dtype)
         moved = v_after != v
         if v_lo is not None and v_lo_after is not None:
-            kept = kept + v_lo.to(torch.float64)
             moved |= v_lo_after != v_lo
+            if v_lo.dtype == torch.int16:
+                kept, form = join_master(v, v_lo).to(torch.float64), format_of(torch.float32)
+            else:
+                kept = kept + v_lo.to(torch.float64)
         square = g * g
         away = square - kept if beta2 < 1 else torch.zeros_like(kept)
         finite = _finite(square, kept)
@@ -167,7 +182,7 @@ class Meter:
             away, square = torch.where(finite, away, 0.0), torch.where(finite, square, 0.0)
         away_stuck = away.masked_fill(moved, 0.0)
         zeros = g.numel() - torch.count_nonzero(square)
-        limit = format_of(v.dtype).smallest / 2 / (1.0 - beta2) if beta2 < 1 else math.inf
+        limit = form.smallest / 2 / (1.0 - beta2) if beta2 < 1 else math.inf
         self.add(
             v_attempted=torch.count_nonzero(away),
             v_stuck=torch.count_nonzero(away_stuck),
@@ -237,8 +252,9 @@ def measure_moment(
 ) -> Sums:
     """The `v_` figures and `zero_grad` of one second moment at one step (numerics §4); the rest is 0.
 
-    `v`, `v_after` and the optional second words: stored before and after, one dtype, any shape; `grad`: the
-    gradient of that step, same shape. Raises ValueError for shapes that differ.
+    `v`, `v_after` and the optional second words: stored before and after, one dtype, any shape (second words
+    of int16 are the remainders of an exact float32 v); `grad`: the gradient of that step, same shape. Raises
+    ValueError for shapes that differ.
     """
     tensors = {"v_after": v_after, "grad": grad, "v_lo": v_lo, "v_lo_after": v_lo_after}
     _check_shapes(v, tensors)

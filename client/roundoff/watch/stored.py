@@ -100,17 +100,18 @@ class Master:
 
 
 def stored_between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Stored:
-    """What is kept, from words named `param`, and `lo` (int16: the remainder of an exact master) or `master`.
+    """What is kept, from words named `param`, and `lo`, `remainder` (or an int16 `lo`) or `master` if any.
 
     Raises TypeError where lo's dtype fits neither kind.
     """
-    hi, lo = before["param"], before.get("lo")
     if "master" in before:
         return Master(before["master"], after["master"])
+    second = "remainder" if "remainder" in before else "lo"
+    hi, lo = before["param"], before.get(second)
     if lo is None:
         return Plain(format_of(hi.dtype))
     if lo.dtype == torch.int16:
-        return Master(join_master(hi, lo), join_master(after["param"], after["lo"]))
+        return Master(join_master(hi, lo), join_master(after["param"], after[second]))
     if lo.dtype != hi.dtype:
         raise TypeError(f"lo must be {hi.dtype} like the parameter, or int16 for a remainder; got {lo.dtype}")
     return Pair(lo, after["lo"])
