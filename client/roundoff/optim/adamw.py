@@ -247,7 +247,8 @@ class CollageAdamW(Optimizer):
         state = self.state[param] = initial_state(param, plan, amsgrad=group["amsgrad"])
         with torch.no_grad():
             seed_weight(local(param), {name: local(tensor) for name, tensor in state.items()}, local(exact))
-        self._seals[param] = Seal.of(local(param))
+        if plan.keeps_more_than_the_word:
+            self._seals[param] = Seal.of(local(param))
 
     def stored_value(self, param: Tensor) -> Tensor:
         """Everything that is stored of a parameter, float32, its shape: the master, hi + lo, or the weight."""
