@@ -71,12 +71,21 @@ def intend(chunk: Chunk, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor | N
     m = chunk["exp_avg"].to(torch.float32) * step.beta1 + g * (1.0 - step.beta1)
     v = second_moment(chunk) * step.beta2 + (g * g) * (1.0 - step.beta2)
     under = torch.maximum(second_moment(chunk, "max_"), v) if step.amsgrad else v
-    denominator = (under.sqrt() * _single(step.root_scale)).add_(_single(step.eps))
+    denominator = (_root(under) * _single(step.root_scale)).add_(_single(step.eps))
     u = (m * _single(step.step_size)).div_(denominator)
     if not step.weight_decay:
         return m, v, u, None
     decay = weight(chunk) * _single(step.decay)
     return m, v, u.add_(decay), decay
+
+
+def _root(x: Tensor) -> Tensor:
+    """√x of float32, correctly rounded, so that shards, chunks and other backends agree.
+
+    On x86 PyTorch takes float32 roots from a library that is one unit off for every sixth number, but not for
+    the last few of a tensor. A float64 root that is less than one unit off rounds to the right float32.
+    """
+    return x.to(torch.float64).sqrt_().to(torch.float32)
 
 
 def gradient(chunk: Chunk, step: Step) -> Tensor:
