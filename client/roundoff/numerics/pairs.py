@@ -51,13 +51,14 @@ def add_compensated(w: Tensor, c: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Kahan's addition in binary32: y = u + c, w' = RN(w + y), c' = RN(y − (w' − w)) ([Zamirai] algorithm 3).
 
     Shapes, dtypes and the warning as `add_to_pair`, from which it differs only where abs(u) is not small
-    against w. Returns (w', c'); where w' is not finite, c' is 0.
+    against w. Returns (w', c'); where w' or its change is not finite, c' is 0.
     """
     y = u + c.to(torch.float32)
     old = w.to(torch.float32)
     new = (old + y).to(w.dtype)
     rest = y - (new.to(torch.float32) - old)
-    return new, torch.where(new.isfinite(), rest, 0.0).to(w.dtype)
+    # Not only where w' is infinite: from one end of binary32's range to the other, w' − w alone overflows.
+    return new, torch.where(rest.isfinite(), rest, 0.0).to(w.dtype)
 
 
 def split_master(w32: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,9 @@ def split_master(w32: Tensor) -> tuple[Tensor, Tensor]:
 def join_master(hi: Tensor, remainder: Tensor) -> Tensor:
     """The float32 values that `split_master` split.
 
-    Raises TypeError unless hi is bfloat16 and remainder int16. A NaN word stands for NaN whatever its remainder.
+    A remainder that does not belong to its word, which was changed since, moves it by half a unit at most:
+    where the two together would be NaN and the word is not (zeros, infinities), the word alone counts. A NaN
+    word stands for NaN whatever its remainder. Raises TypeError unless hi is bfloat16 and remainder int16.
     """
     if hi.dtype != torch.bfloat16 or remainder.dtype != torch.int16:
         raise TypeError(
@@ -91,7 +94,7 @@ def join_master(hi: Tensor, remainder: Tensor) -> Tensor:
         )
     high = hi.contiguous().view(torch.int16).to(torch.int64) << 16
     joined = _as_int32(high + remainder.to(torch.int64)).view(torch.float32)
-    return torch.where(hi.isnan(), hi.to(torch.float32), joined)
+    return torch.where(joined.isnan(), hi.to(torch.float32), joined)
 
 
 def _as_int16(values: Tensor) -> Tensor:
