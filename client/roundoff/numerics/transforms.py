@@ -60,7 +60,8 @@ def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """s = RN(a + b) and its exact error e, s + e = a + b, in any order of magnitude (Knuth).
 
     `a`, `b`: tensors of one storage dtype, shapes that broadcast; returns (s, e) of that dtype. Where s
-    overflows, e is NaN or infinite as well. Raises TypeError for dtypes that differ or are no storage format.
+    overflows, e is NaN or infinite as well; so it may be where an operand is the largest of the format. Raises
+    TypeError for dtypes that differ or are no storage format.
     """
     s = add(a, b)
     part = subtract(s, a)
