@@ -17,8 +17,8 @@ from roundoff.watch.statistics import Meter
 
 from .options import STRUCTURE, check_options, plan_of, step_of
 from .outside import Seal
-from .restore import adopt_state, dropped_by
-from .shards import local, noise_for, shared_like
+from .restore import adopt_state, convert_weight, dropped_by
+from .shards import local, noise_for, part_of, shared_like
 from .state import initial_state, resync, seed_weight, stored_weight
 from .strategies import Strategy
 
@@ -32,7 +32,6 @@ class _Turn:
     param: Tensor
     group: dict[str, Any]
     plan: Strategy
-    state: dict[str, Any]
 
 
 class CollageAdamW(Optimizer):
@@ -86,6 +85,7 @@ class CollageAdamW(Optimizer):
         """Set to a dict before a step to have that step measured: it then holds one `Meter` per parameter."""
         self._seals: dict[Tensor, Seal] = {}
         self._numbers: dict[Tensor, int] = {}
+        self._converted: dict[Tensor, dict[str, Tensor]] = {}
         self._warned_outside = False
         defaults = {
             "lr": lr,
@@ -98,6 +98,16 @@ class CollageAdamW(Optimizer):
             "amsgrad": amsgrad,
         }
         super().__init__(params, defaults)
+
+    def _patch_step_function(self) -> None:
+        super()._patch_step_function()
+        step = type(self).step
+        if not getattr(step, "eager", False):
+            # A compiled training step breaks once here and runs the rest as it is: a compiler would remove the
+            # very roundings that the second words live on. Outermost, so that hooks are not compiled either.
+            eager: Any = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
+            eager.eager = True
+            type(self).step = eager  # type: ignore[method-assign]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`; its options are checked before anything changes."""
@@ -125,7 +135,7 @@ class CollageAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        turns = [turn for group in self.param_groups for turn in self._turns(group)]
+        turns = list(self._turns())
         if found_inf is not None and found_inf.device.type == "cpu":
             if float(found_inf):
                 self._skip(turns)
@@ -134,7 +144,7 @@ class CollageAdamW(Optimizer):
         updates: dict[str, list[Update]] = {}
         scalars: dict[tuple[int, float], Step] = {}
         for turn in turns:
-            self._check_outside(turn)
+            self._begin(turn)
             step = self._count(turn, grad_scale, found_inf, scalars)
             updates.setdefault(turn.group["arithmetic"], []).append(self._update(turn, step))
         for arithmetic, some in updates.items():
@@ -144,19 +154,27 @@ class CollageAdamW(Optimizer):
                 self._seals[turn.param] = Seal.of(local(turn.param))
         return loss
 
-    def _turns(self, group: dict[str, Any]) -> Iterator[_Turn]:
-        """The parameters of a group that have a gradient."""
-        for param in group["params"]:
-            if param.grad is None:
-                continue
-            if param.grad.is_sparse:
-                raise RuntimeError(
-                    "CollageAdamW does not take sparse gradients; build the embedding with sparse=False"
-                )
-            plan, state = plan_of(param, group), self.state[param]
-            if not state:
-                state.update(initial_state(param, plan, amsgrad=group["amsgrad"]))
-            yield _Turn(param, group, plan, state)
+    def _turns(self) -> Iterator[_Turn]:
+        """The parameters that have a gradient. Raises RuntimeError if one of those is sparse."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                if param.grad.is_sparse:
+                    raise RuntimeError(
+                        "CollageAdamW does not take sparse gradients; build the embedding with sparse=False"
+                    )
+                yield _Turn(param, group, plan_of(param, group))
+
+    def _begin(self, turn: _Turn) -> None:
+        """Make the state before a parameter's first step; look for changes from outside before later ones."""
+        if not self.state[turn.param]:
+            made = initial_state(turn.param, turn.plan, amsgrad=turn.group["amsgrad"])
+            self.state[turn.param].update(made)
+            return
+        self._settle(turn.param)
+        self._converted.pop(turn.param, None)
+        self._check_outside(turn.param)
 
     def _count(
         self,
@@ -166,7 +184,8 @@ class CollageAdamW(Optimizer):
         scalars: dict[tuple[int, float], Step],
     ) -> Step:
         """Count one step of a parameter and give its scalars, made once per group and count."""
-        count = turn.state["step"]
+        state = self.state[turn.param]
+        count = state["step"]
         if found_inf is None and count.device.type == "cpu":
             count += 1
             key = id(turn.group), float(count)
@@ -175,7 +194,7 @@ class CollageAdamW(Optimizer):
             return scalars[key]
         # Whether this step counts is known to the device alone, and reading it would wait.
         device = local(turn.param).device
-        count = turn.state["step"] = count.to(device)
+        count = state["step"] = count.to(device)
         found = None if found_inf is None else found_inf.to(device, non_blocking=True)
         scale = None if grad_scale is None else grad_scale.to(device, non_blocking=True)
         count += 1 if found is None else found == 0
@@ -183,15 +202,16 @@ class CollageAdamW(Optimizer):
 
     def _update(self, turn: _Turn, step: Step) -> Update:
         meter = noise = None
+        kept = self.state[turn.param]
         if self.meters is not None:
             meter = self.meters[turn.param] = Meter(local(turn.param).device)
             meter.found_inf = step.found_inf
         if turn.plan.name == "stochastic":
             number = self._number_of(turn.param)
-            noise = noise_for(turn.param, mix_key(self._seed, int(turn.state["step"]), number))
-        state = {name: local(tensor) for name, tensor in turn.state.items() if name != "step"}
+            noise = noise_for(turn.param, mix_key(self._seed, int(kept["step"]), number))
+        state = {name: local(tensor) for name, tensor in kept.items() if name != "step"}
         grad: Tensor = turn.param.grad  # type: ignore[assignment]
-        return Update(local(turn.param), local(grad), state, turn.plan, step, meter, noise)
+        return Update(local(turn.param), part_of(grad, turn.param), state, turn.plan, step, meter, noise)
 
     def _number_of(self, param: Tensor) -> int:
         """The position of a parameter among all of them, which a resumed run shares."""
@@ -210,15 +230,21 @@ class CollageAdamW(Optimizer):
             meter = self.meters[turn.param] = Meter(part.device)
             meter.add(numel=part.numel(), skipped=1)
 
-    def _check_outside(self, turn: _Turn) -> None:
-        seal = self._seals.get(turn.param)
-        if seal is None or not seal.broken(local(turn.param)):
+    def _settle(self, param: Tensor) -> None:
+        """Convert again what a checkpoint kept of a weight, if the weight itself was loaded after it."""
+        if param in self._converted and self._seals[param].broken(local(param)):
+            convert_weight(param, self.state[param], self._converted[param])
+            self._seals[param] = Seal.of(local(param))
+
+    def _check_outside(self, param: Tensor) -> None:
+        seal = self._seals.get(param)
+        if seal is None or not seal.broken(local(param)):
             return
-        resync(turn.param, turn.state)
+        resync(param, self.state[param])
         if not self._warned_outside:
             self._warned_outside = True
             warn(
-                f"a parameter of shape {tuple(turn.param.shape)} was changed outside the optimizer since its "
+                f"a parameter of shape {tuple(param.shape)} was changed outside the optimizer since its "
                 "last step (a reload, an EMA swap?): its second word or master was reset to the new weight. "
                 "Call optimizer.resync() after such a change to say so. Said once."
             )
@@ -233,6 +259,7 @@ class CollageAdamW(Optimizer):
             for param in list(chosen):
                 resync(param, self.state.get(param, {}))
                 self._seals.pop(param, None)
+                self._converted.pop(param, None)
 
     def seed(self, param: Tensor, exact: Tensor) -> None:
         """Start a parameter's second word or master from a float32 value that its storage rounded.
@@ -252,8 +279,9 @@ class CollageAdamW(Optimizer):
 
     def stored_value(self, param: Tensor) -> Tensor:
         """Everything that is stored of a parameter, float32, its shape: the master, hi + lo, or the weight."""
-        state = {name: local(tensor) for name, tensor in self.state.get(param, {}).items()}
         with torch.no_grad():
+            self._settle(param)
+            state = {name: local(tensor) for name, tensor in self.state.get(param, {}).items()}
             return shared_like(stored_weight(local(param.detach()), state), param)
 
     def _group_of(self, param: Tensor) -> dict[str, Any]:
@@ -262,6 +290,13 @@ class CollageAdamW(Optimizer):
                 return group
         raise ValueError(f"a parameter of shape {tuple(param.shape)} is not in this optimizer")
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state as `torch.optim.Optimizer` gives it."""
+        with torch.no_grad():
+            for param in self._converted:
+                self._settle(param)
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; every tensor that fits comes back bit for bit, in its own dtype.
 
@@ -269,11 +304,11 @@ class CollageAdamW(Optimizer):
         converted, a missing second word starts at 0 with a warning, and a float buffer where integers belong
         raises TypeError. A load that is refused leaves the optimizer as it was.
         """
-        before = self.state, self.param_groups, self._seals
+        before = self.state, self.param_groups, self._seals, self._converted
         try:
             missing, surplus = self._load(state_dict)
         except Exception:
-            self.state, self.param_groups, self._seals = before
+            self.state, self.param_groups, self._seals, self._converted = before
             raise
         if missing:
             warn(
@@ -288,39 +323,54 @@ class CollageAdamW(Optimizer):
 
     def _load(self, state_dict: dict[str, Any]) -> tuple[set[str], set[str]]:
         """Load; returns the names of what the checkpoint lacked, and of what had to be dropped."""
-        loaded = state_dict
-
-        def capture(optimizer: Optimizer, final: dict[str, Any]) -> None:  # noqa: ARG001
-            nonlocal loaded
-            loaded = final  # what the hooks before this one have made of it
-
         structure = [{key: group[key] for key in STRUCTURE} for group in self.param_groups]
-        hook = self.register_load_state_dict_pre_hook(capture)
+        taken: list[dict[str, Any]] = []
+        missing: set[str] = set()
+        surplus: set[str] = set()
+
+        def take(optimizer: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+            # After the hooks of others; what torch would cast to the parameter's dtype is not shown to it.
+            ids = [index for group in final["param_groups"] for index in group["params"]]
+            taken.extend(final["state"].get(index, {}) for index in ids)
+            known = set(ids)
+            return {**final, "state": {k: v for k, v in final["state"].items() if k not in known}}
+
+        def give(optimizer: Optimizer) -> None:  # noqa: ARG001
+            # Before the hooks of others, which find the state complete.
+            for group, kept in zip(self.param_groups, structure, strict=True):
+                group.update(kept)
+            owners = [(param, group) for group in self.param_groups for param in group["params"]]
+            for (param, group), saved in zip(owners, taken, strict=True):
+                if saved:
+                    missing.update(self._adopt(param, group, saved))
+                    surplus.update(dropped_by(saved, plan_of(param, group)))
+
+        hooks = [
+            self.register_load_state_dict_pre_hook(take),
+            self.register_load_state_dict_post_hook(give, prepend=True),
+        ]
         try:
             super().load_state_dict(state_dict)
         finally:
-            hook.remove()
-        for group, kept in zip(self.param_groups, structure, strict=True):
-            group.update(kept)
-        ids = [index for group in loaded["param_groups"] for index in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        groups = {param: group for group in self.param_groups for param in group["params"]}
-        missing: set[str] = set()
-        surplus: set[str] = set()
-        for index, param in zip(ids, params, strict=True):
-            if index in loaded["state"]:
-                saved = loaded["state"][index]
-                plan, amsgrad = plan_of(param, groups[param]), groups[param]["amsgrad"]
-                self.state[param], lacking = adopt_state(param, saved, plan, amsgrad=amsgrad)
-                missing |= lacking
-                surplus |= dropped_by(saved, plan)
+            for hook in hooks:
+                hook.remove()
         return missing, surplus
+
+    def _adopt(self, param: Tensor, group: dict[str, Any], saved: dict[str, Any]) -> set[str]:
+        """Take over one parameter's saved state; returns the names of what it lacked."""
+        adopted = adopt_state(param, saved, plan_of(param, group), amsgrad=group["amsgrad"])
+        self.state[param] = adopted.state
+        if adopted.words is not None:
+            self._converted[param] = adopted.words
+            self._seals[param] = Seal.of(local(param))
+        return adopted.lacking
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # Seals and meters belong to one process and its tensors; a copy starts without them.
         self._seals = {}
         self._numbers = {}
+        self._converted = {}
         self.meters = None
         for group in self.param_groups:
             for key in (*STRUCTURE, "maximize"):

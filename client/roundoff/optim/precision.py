@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .adamw import CollageAdamW
+from .shards import is_sharded
 
 
 def to_low_precision(
@@ -43,22 +44,33 @@ def to_low_precision(
         raise ValueError(
             "this optimizer holds none of the model's parameters; build it from model.parameters()"
         )
+    names = {tensor: name for name, tensor in (*model.named_buffers(), *model.named_parameters())}
+    kept = {tensor for tensor, name in names.items() if _kept(name, patterns)}
     dropped: dict[str, float] = {}
     with torch.no_grad():
-        for name, param in model.named_parameters():
-            if param.dtype == torch.float32 and not _kept(name, patterns):
-                exact = param.detach().clone()
-                param.data = exact.to(dtype)
-                rest = exact - param.detach().to(torch.float32)
-                dropped[name] = float(rest.norm() / exact.norm()) if float(exact.norm()) else 0.0
+        # Children first: what shards a module looks at its parameters again once its own turn is over.
+        for module in reversed(list(model.modules())):
+            for param, exact in _cast(module, dtype, kept):
+                dropped[names[param]] = _share_dropped(param, exact)
                 if optimizer is not None and param in owned:
                     optimizer.seed(param, exact)
-        for module_name, module in model.named_modules():
-            for short, buffer in module.named_buffers(recurse=False):
-                full = f"{module_name}.{short}" if module_name else short
-                if buffer.dtype == torch.float32 and not _kept(full, patterns):
-                    setattr(module, short, buffer.to(dtype))
-    return dropped
+    return {name: dropped[name] for name in names.values() if name in dropped}
+
+
+def _cast(module: nn.Module, dtype: torch.dtype, kept: set[Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Cast a module's own float32 tensors; returns the parameters among them with what they were before."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    casting = {tensor for tensor in own if tensor.dtype == torch.float32 and tensor not in kept}
+    before = [(p, p.detach().clone()) for p in module.parameters(recurse=False) if p in casting]
+    # As `Module.to` does it: sharded parameters cannot be cast through `.data`, and RNNs flatten theirs anew.
+    module._apply(lambda tensor: tensor.to(dtype) if tensor in casting else tensor, recurse=False)  # type: ignore[no-untyped-call]
+    return before
+
+
+def _share_dropped(param: Tensor, exact: Tensor) -> float:
+    """The norm of what a cast dropped over the norm of the parameter."""
+    size, whole = _norm(exact - param.detach().to(torch.float32)), _norm(exact)
+    return size / whole if whole else 0.0
 
 
 def full_precision_state_dict(model: nn.Module, optimizer: CollageAdamW) -> dict[str, Tensor]:
@@ -67,6 +79,12 @@ def full_precision_state_dict(model: nn.Module, optimizer: CollageAdamW) -> dict
     The master where there is one, hi + lo for a pair, else the weight itself. For export and evaluation.
     """
     return {name: optimizer.stored_value(param) for name, param in model.named_parameters()}
+
+
+def _norm(tensor: Tensor) -> float:
+    """The norm of the whole tensor, on every rank: that of a shard alone would lead ranks different ways."""
+    norm: Tensor = tensor.norm()
+    return float(norm.full_tensor() if is_sharded(norm) else norm)  # type: ignore[attr-defined]
 
 
 def _kept(name: str, patterns: tuple[str, ...]) -> bool:

@@ -7,6 +7,7 @@ into 16 bit silently (numerics §3, rule 7); this starts from the saved tensors 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,38 +15,52 @@ from torch import Tensor
 
 from roundoff.numerics import join_master, split_master
 
-from .shards import local
+from .shards import local, part_of
 from .state import stored_weight
 from .strategies import SECOND_MOMENT, WEIGHT_WORDS, StateTensor, Strategy
 
 
-def adopt_state(
-    param: Tensor, saved: Mapping[str, Any], plan: Strategy, *, amsgrad: bool = False
-) -> tuple[dict[str, Any], set[str]]:
-    """The state for `param` under `plan`, and the names of what the checkpoint lacked.
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The state for one parameter made from a checkpoint's.
+
+    `lacking` names what the checkpoint did not hold in any form. `words` is what it kept of the weight where that
+    had to be converted, which takes the weight itself: if that is loaded afterwards, `convert_weight` does it
+    again. None where the words were taken as they are.
+    """
+
+    state: dict[str, Any]
+    lacking: set[str]
+    words: dict[str, Tensor] | None
+
+
+def adopt_state(param: Tensor, saved: Mapping[str, Any], plan: Strategy, *, amsgrad: bool = False) -> Adopted:
+    """The state for `param` under `plan`, from the state that a checkpoint holds for it.
 
     Raises KeyError if a moment is missing, ValueError for another shape and TypeError where an integer tensor
     was saved as floats or the other way round.
     """
     state: dict[str, Any] = {"step": _step(saved.get("step", 0))}
-    lacking: set[str] = set()
     for group in _moments(plan, amsgrad=amsgrad):
         state |= _adopt_moment(group, param, saved)
-    for tensor in plan.state:
-        name = tensor.name
-        if name not in WEIGHT_WORDS:
-            continue
-        state[name] = _empty(param, tensor)
-        if name in saved:
-            _copy(state[name], saved[name], name, param)
-            continue
-        exact = stored_weight(
-            local(param), {k: _checked(k, saved, param) for k in WEIGHT_WORDS if k in saved}
-        )
-        _fill_weight_word(local(state[name]), name, local(param).detach(), exact)
-        if not any(word in saved for word in WEIGHT_WORDS):
-            lacking.add(name)
-    return state, lacking
+    words = {name: _checked(name, saved, param) for name in WEIGHT_WORDS if name in saved}
+    own = [tensor for tensor in plan.state if tensor.name in WEIGHT_WORDS]
+    state |= {tensor.name: _empty(param, tensor) for tensor in own}
+    if all(tensor.name in words for tensor in own):
+        for tensor in own:
+            local(state[tensor.name]).copy_(words[tensor.name])
+        return Adopted(state, set(), None)
+    convert_weight(param, state, words)
+    return Adopted(state, set() if words else {tensor.name for tensor in own}, words)
+
+
+def convert_weight(param: Tensor, state: Mapping[str, Tensor], words: Mapping[str, Tensor]) -> None:
+    """Make the second word or master in `state` hold what `words` of another strategy keep of the weight."""
+    weight = local(param).detach()
+    exact = stored_weight(weight, words)
+    for name in WEIGHT_WORDS:
+        if name in state:
+            _fill_weight_word(local(state[name]), name, weight, exact)
 
 
 def dropped_by(saved: Mapping[str, Any], plan: Strategy) -> set[str]:
@@ -78,7 +93,7 @@ def _adopt_moment(words: list[StateTensor], param: Tensor, saved: Mapping[str, A
             raise KeyError(f"the checkpoint holds no {first!r} for a parameter of shape {tuple(param.shape)}")
     state = {tensor.name: _empty(param, tensor) for tensor in words}
     known = {f"{source}{suffix}" for suffix in ("", "_lo", "_remainder") if f"{source}{suffix}" in saved}
-    if known == set(state):
+    if known == set(state) and all(saved[name].dtype == tensor.dtype for name, tensor in state.items()):
         for name, tensor in state.items():
             _copy(tensor, saved[name], name, param)
         return state
@@ -131,10 +146,11 @@ def _checked(name: str, saved: Mapping[str, Any], param: Tensor) -> Tensor:
         raise ValueError(
             f"{name!r} in the checkpoint has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}"
         )
-    if value.is_floating_point() == name.endswith("remainder"):
-        wanted = "torch.int16" if name.endswith("remainder") else param.dtype
+    is_remainder = name.endswith("remainder")
+    if value.dtype != torch.int16 if is_remainder else not value.is_floating_point():
+        wanted = torch.int16 if is_remainder else param.dtype
         raise TypeError(f"{name!r} was saved as {value.dtype} where {wanted} belongs; a cast would damage it")
-    return local(value.detach()).to(local(param).device)
+    return part_of(value.detach(), param).to(local(param).device)
 
 
 def _copy(word: Tensor, value: Tensor, name: str, param: Tensor) -> None:
