@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from roundoff import CollageAdamW
-from roundoff.kernels import BACKENDS
+from roundoff.kernels import BACKENDS, kernel_for
 from roundoff.optim import STRATEGIES
 
 from .machine import version_of
@@ -46,8 +46,16 @@ class Contender:
         """Why it cannot run here, None if it can."""
         if self.package is not None and version_of(self.package) is None:
             return f"{self.package} is not installed"
-        wanted = RUNS_ON.get(self.backend or "", device.type)
-        return None if wanted == device.type else f"the backend {self.backend} needs a {wanted} device"
+        if self.backend is None:
+            return None
+        wanted = RUNS_ON.get(self.backend, device.type)
+        if wanted != device.type:
+            return f"the backend {self.backend} needs a {wanted} device"
+        try:
+            kernel_for(self.backend, "fp32")
+        except RuntimeError as error:
+            return str(error)
+        return None
 
 
 def _from(module: str, name: str, **options: object) -> Build:

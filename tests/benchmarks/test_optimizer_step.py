@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from optimizer_step import main
-from roundoff.kernels import BACKENDS
+from roundoff.kernels import BACKENDS, kernel_for
 from roundoff.optim import STRATEGIES
 from timing.bars import judge
 from timing.contenders import BASELINE, Contender, choose, ours
@@ -59,14 +59,22 @@ def report_in(folder: Path) -> Report:
     return Report.model_validate_json((folder / "report.json").read_text(encoding="utf-8"), strict=True)
 
 
+def usable(backend: str) -> bool:
+    try:
+        kernel_for(backend, "fp32")
+    except RuntimeError:
+        return False
+    return True
+
+
 def test_a_quick_run_times_every_strategy_with_every_backend_that_runs_here(quick: Path) -> None:
     cases = [case for case in report_in(quick).cases if case.strategy is not None]
     assert {(case.strategy, case.backend) for case in cases} == {
         (name, backend) for name in STRATEGIES for backend in BACKENDS
     }
     for case in cases:
-        if case.backend == "triton":
-            assert case.status == "absent"
+        if case.backend == "triton" or not usable(case.backend or ""):
+            assert case.status == "absent", case
             continue
         assert case.status == "measured", case
         assert {timing.statistics for timing in case.timings} >= {"off", "histograms"}
@@ -306,7 +314,7 @@ def verdicts(*cases: Case, strategy: str = "plus") -> dict[str, bool]:
 
 
 SMALL, FOUR, LARGE = 1 << 20, 1 << 22, 1 << 27
-GOOD = (timed(FOUR, 1.05, 0.45), timed(LARGE, 0.90, 0.25), timed(SMALL, 1.0, 9.0, tensors=150))
+GOOD = (timed(FOUR, 1.05, 0.45), timed(LARGE, 0.90, 0.25), timed(FOUR, 1.0, 9.0, tensors=150))
 
 
 def test_figures_at_their_bars_pass() -> None:
