@@ -181,6 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or read, show, write; 1 if a bar was not reached."""
     options = parse(arguments)
     console = Console(stderr=options.json == "-", width=200 if not sys.stdout.isatty() else None)
+    if options.markdown:
+        tables.around_marks(options.markdown)  # rather now than after hours
     if options.read:
         report = Report.model_validate_json(options.read.read_text(encoding="utf-8"))
     else:

@@ -148,7 +148,7 @@ def ours(dtype: torch.dtype) -> tuple[Contender, ...]:
             _from("roundoff", "CollageAdamW", strategy=strategy.name, backend=backend),
             strategy=strategy.name,
             backend=backend,
-            statistics=measurable(),
+            statistics=measurable(backend),
         )
         for backend in sorted(BACKENDS, key="reference".__eq__)
         for strategy in STRATEGIES.values()
@@ -156,19 +156,20 @@ def ours(dtype: torch.dtype) -> tuple[Contender, ...]:
     )
 
 
-HISTOGRAMS = "histograms"
-"""The attribute of `CollageAdamW` that leaves them out."""
+CHOICE = "headroom"
+"""The attribute of an optimizer of ours that leaves the histograms out of what it measures, where it is False."""
 
 
-def measurable() -> tuple[Statistics, ...]:
-    """The choices that this version of `CollageAdamW` offers."""
-    return ("off", "sums", "histograms") if hasattr(CollageAdamW, HISTOGRAMS) else ("off", "histograms")
+def measurable(backend: str) -> tuple[Statistics, ...]:
+    """The choices that a backend has; the reference always makes the histograms."""
+    chooses = backend != "reference" and hasattr(CollageAdamW([torch.zeros(1)]), CHOICE)
+    return ("off", "sums", "histograms") if chooses else ("off", "histograms")
 
 
 def choose(optimizer: Optimizer, statistics: Statistics) -> None:
-    """Have the next step of an optimizer of ours measure that much; nothing is to be done for others."""
+    """Have the next steps of an optimizer of ours measure that much; nothing is to be done for others."""
     if not isinstance(optimizer, CollageAdamW):
         return
     optimizer.meters = None if statistics == "off" else {}
-    if hasattr(CollageAdamW, HISTOGRAMS):
-        setattr(optimizer, HISTOGRAMS, statistics == "histograms")
+    if hasattr(optimizer, CHOICE):
+        setattr(optimizer, CHOICE, statistics == "histograms")

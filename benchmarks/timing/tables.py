@@ -102,13 +102,18 @@ def markdown(report: Report) -> str:
     return "\n".join(lines).strip()
 
 
-def write_between_marks(page: Path, text: str) -> None:
-    """Replace what stands between the two marks. Raises ValueError if the page does not have each once."""
+def around_marks(page: Path) -> tuple[str, str]:
+    """What stands before and after the two marks. Raises ValueError if the page does not have each once."""
     whole = page.read_text(encoding="utf-8")
     if whole.count(BEGIN) != 1 or whole.count(END) != 1:
         raise ValueError(f"{page} must have the marks {BEGIN} and {END} once each")
     before, rest = whole.split(BEGIN)
-    after = rest.split(END)[1]
+    return before, rest.split(END)[1]
+
+
+def write_between_marks(page: Path, text: str) -> None:
+    """Replace what stands between the two marks; raises as `around_marks` does."""
+    before, after = around_marks(page)
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 

@@ -239,8 +239,9 @@ def test_after_the_budget_nothing_is_begun(tmp_path: Path) -> None:
     assert {case.workload for case in report.cases} == {"1k", "256k", "GPT 216k"}
 
 
-def test_statistics_are_measured_only_when_chosen() -> None:
-    contender = next(one for one in ours(torch.bfloat16) if one.name == "plus (reference)")
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "triton" and usable(name)])
+def test_statistics_are_measured_only_when_chosen(backend: str) -> None:
+    contender = next(one for one in ours(torch.bfloat16) if one.name == f"plus ({backend})")
     param = Parameter(torch.ones(64, dtype=torch.bfloat16))
     param.grad = torch.full_like(param, 1e-3)
     optimizer = contender.build([param])
