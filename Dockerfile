@@ -1,7 +1,9 @@
 # The server without torch. Build: docker build -t roundoff .
 FROM python:3.12-slim AS build
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+# The optimizer's C step is of no use to a server.
+ENV ROUNDOFF_PURE=1
 COPY client client
 COPY server server
 COPY dashboards dashboards

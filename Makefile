@@ -7,7 +7,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-FILES := pyproject.toml constraints.txt
+FILES := pyproject.toml constraints.txt hatch_build.py $(wildcard client/roundoff/kernels/cpu/build.py client/roundoff/kernels/cpu/source/*)
 
 .PHONY: demo test check format clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -70,6 +71,28 @@ def test_the_wheel_holds_what_is_not_python(wheel: Path) -> None:
         assert wanted in names
     assert any(name.endswith(".woff2") for name in names)
     assert any("migrations/versions/" in name for name in names)
+
+
+def test_the_wheel_holds_the_c_step_for_every_python_of_its_platform(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert "roundoff/kernels/cpu/source/step.c" in names, "so that a stale library is noticed"
+    assert any(name.startswith("roundoff/kernels/cpu/_step.") for name in names)
+    assert "-py3-none-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+
+
+def test_without_a_compiler_the_wheel_is_pure_python(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".*", "_step.*", "__pycache__", "tests", "node_modules", "results")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "CC": "no-such-compiler"}
+    )
+    assert "without its C step" in done.stdout + done.stderr
+    wheel = next(tmp_path.glob("*.whl"))
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not any("/cpu/_step." in name for name in zipfile.ZipFile(wheel).namelist())
 
 
 def test_it_serves_pages_without_torch(installed: Path, server: str) -> None:

@@ -185,7 +185,7 @@ def test_a_meter_that_fails_leaves_the_step_whole(monkeypatch: pytest.MonkeyPatc
     for fails in (False, True):
         model = model_of()
         torch.manual_seed(1)
-        optimizer = CollageAdamW(model.parameters())
+        optimizer = CollageAdamW(model.parameters(), backend="reference")
         roundoff.watch(model, optimizer, every=1, sink=Collected())
         if fails:
             monkeypatch.setattr("roundoff.watch.statistics.Meter.update", broken)

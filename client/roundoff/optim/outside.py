@@ -11,20 +11,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roundoff.kernels import words_in_memory
 from roundoff.watch.words import sampled_words
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A parameter as the last step left it: PyTorch's version counter and a few of its words."""
+    """A parameter as the last step left it: PyTorch's version counter and a few of its words.
+
+    The words are bytes where the CPU can look at them in place, else a tensor beside the parameter.
+    """
 
     version: int
-    words: Tensor
+    words: Tensor | bytes
 
     @classmethod
     def of(cls, param: Tensor) -> Seal:
         """Seal a parameter now. Nothing waits for the device."""
-        return cls(param._version, sampled_words(param))
+        return cls(param._version, _words(param))
 
     def broken(self, param: Tensor) -> bool:
         """Whether sampled words differ.
@@ -34,4 +38,12 @@ class Seal:
         """
         if param.device.type != "cpu" and param._version == self.version:
             return False
-        return not torch.equal(sampled_words(param), self.words)
+        words = _words(param)
+        if isinstance(words, bytes) or isinstance(self.words, bytes):
+            return words != self.words
+        return not torch.equal(words, self.words)
+
+
+def _words(param: Tensor) -> Tensor | bytes:
+    words = words_in_memory(param)
+    return sampled_words(param) if words is None else words

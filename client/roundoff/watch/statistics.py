@@ -32,7 +32,9 @@ class Meter:
     device, except that on a CPU a chunk without non-finite elements takes a shorter way.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, headroom: bool = True) -> None:
+        self.headroom = headroom
+        """Whether a backend that can do without the histograms has to make them; this class always does."""
         self.error: Exception | None = None
         """What went wrong while measuring; the step itself went on."""
         self.found_inf: Tensor | None = None
@@ -40,24 +42,41 @@ class Meter:
         self._device = device
         self._totals: dict[str, Tensor] = {}
         self._binned: Tensor | None = None
+        self._taken: Tensor | None = None
+        self._binned_by_kernel: Tensor | None = None
+
+    def take(self, row: Tensor, bins: Tensor | None) -> None:
+        """Add what a kernel has measured itself: a row and bins, float64, as `row` and `bins` give them."""
+        self._taken = row if self._taken is None else self._taken + row
+        if bins is not None:
+            self._binned_by_kernel = bins if self._binned_by_kernel is None else self._binned_by_kernel + bins
 
     @property
     def bins(self) -> Tensor:
         """(2, HEADROOM_BINS) float64 on the device: element counts and Σu² by headroom."""
         binned = self._headroom_so_far()
+        if self._binned_by_kernel is not None:
+            binned = binned + self._binned_by_kernel
         return binned if self.found_inf is None else torch.where(self.found_inf == 0, binned, 0.0)
 
     def row(self) -> Tensor:
         """(len(ROW),) float64 on the device, in the order of `metrics.ROW`."""
-        counts = self._stacked(COUNTS, torch.int64).to(torch.float64)
-        k = torch.arange(HEADROOM_LOW, HEADROOM_HIGH + 1, dtype=torch.float64, device=self._device)
-        evidence = self._headroom_so_far()[0].dot(torch.exp2(k + 0.5).clamp_max_(1.0))
-        row = torch.cat((counts, self._stacked(SUMS, torch.float64), evidence.unsqueeze(0)))
+        row = self._measured_here()
+        if self._taken is not None:
+            row = row + self._taken
         if self.found_inf is None:
             return row
         skipped = torch.zeros_like(row)
         skipped[_COLUMN["numel"]], skipped[_COLUMN["skipped"]] = row[_COLUMN["numel"]], 1.0
         return torch.where(self.found_inf == 0, row, skipped)
+
+    def _measured_here(self) -> Tensor:
+        if not self._totals:
+            return torch.zeros(len(ROW), dtype=torch.float64, device=self._device)
+        counts = self._stacked(COUNTS, torch.int64).to(torch.float64)
+        k = torch.arange(HEADROOM_LOW, HEADROOM_HIGH + 1, dtype=torch.float64, device=self._device)
+        evidence = self._headroom_so_far()[0].dot(torch.exp2(k + 0.5).clamp_max_(1.0))
+        return torch.cat((counts, self._stacked(SUMS, torch.float64), evidence.unsqueeze(0)))
 
     def _headroom_so_far(self) -> Tensor:
         if self._binned is None:
@@ -165,9 +184,9 @@ class Meter:
         """
         g = grad.to(torch.float64)
         kept, form = v.to(torch.float64), format_of(v.dtype)
-        moved = v_after != v
+        moved = _words(v_after) != _words(v)
         if v_lo is not None and v_lo_after is not None:
-            moved |= v_lo_after != v_lo
+            moved |= _words(v_lo_after) != _words(v_lo)
             if v_lo.dtype == torch.int16:
                 kept, form = join_master(v, v_lo).to(torch.float64), format_of(torch.float32)
             else:
@@ -278,6 +297,13 @@ def _chunks(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     numel = next(iter(flat.values())).numel()
     for start in range(0, numel, CHUNK):
         yield {name: tensor[start : start + CHUNK] for name, tensor in flat.items()}
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """A tensor's stored words as integers: whether one has changed does not depend on what it stands for."""
+    return tensor.contiguous().view(
+        {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    )
 
 
 def _finite(*tensors: Tensor) -> Tensor | None:

@@ -1,0 +1,112 @@
+"""Load the compiled step, if it is there, was made from this source, and gives the bits that it must."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .build import LIBRARY, SOURCE, source_hash
+
+INSTRUCTION_SETS = ("avx512", "avx2", "baseline")
+"""Best first."""
+
+SAMPLED = 32
+"""Words that `Library.sample` takes of a tensor that has more."""
+
+
+class UnavailableError(RuntimeError):
+    """Why the compiled step cannot be used here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The compiled step for one instruction set, and PyTorch's way of running in parallel (None if not found)."""
+
+    handle: ctypes.CDLL
+    instruction_set: str
+    kernels: int
+    has_float16: bool
+    parallel: ctypes.c_void_p | None
+
+    def step(self, jobs: int, count: int, threads: int, *, bins: bool) -> None:
+        """Run `count` packed jobs at address `jobs`. Raises MemoryError before anything was changed."""
+        done = self.handle.roundoff_step(
+            ctypes.c_void_p(self.kernels),
+            ctypes.c_void_p(jobs),
+            ctypes.c_int64(count),
+            threads,
+            self.parallel,
+            int(bins),
+        )
+        if done != 0:
+            raise MemoryError("no memory for the bookkeeping of an optimizer step")
+
+    def sample(self, words: int, size: int, numel: int) -> bytes:
+        """A few words, fixed places, of the `numel` words of `size` bytes (2 or 4) at address `words`."""
+        room = ctypes.create_string_buffer(size * min(numel, SAMPLED))
+        self.handle.roundoff_sample(ctypes.c_void_p(words), size, ctypes.c_int64(numel), room)
+        return room.raw
+
+
+def load(instruction_set: str | None = None, path: Path = LIBRARY) -> Library:
+    """The library for an instruction set, None for the best one of this processor. Raises UnavailableError."""
+    if not path.exists():
+        raise UnavailableError("it was not built when roundoff was installed (there was no C compiler then)")
+    try:
+        handle = ctypes.CDLL(str(path))
+        handle.roundoff_source_hash.restype = ctypes.c_char_p
+        handle.roundoff_job_size.restype = ctypes.c_int64
+        handle.roundoff_kernels.restype = ctypes.c_void_p
+    except (OSError, AttributeError) as error:
+        raise UnavailableError(f"{path.name} cannot be loaded: {error}") from error
+    from .jobs import JOB_SIZE
+
+    if SOURCE.is_dir() and handle.roundoff_source_hash() != source_hash().encode():
+        raise UnavailableError(
+            f"{path.name} was made from another version of its source; install roundoff again"
+        )
+    if handle.roundoff_job_size() != JOB_SIZE:
+        raise UnavailableError(f"{path.name} lays its structures out differently on this platform")
+    for name in INSTRUCTION_SETS if instruction_set is None else (instruction_set,):
+        kernels = handle.roundoff_kernels(name.encode())
+        if kernels:
+            has_float16 = bool(handle.roundoff_has_float16(ctypes.c_void_p(kernels)))
+            return Library(handle, name, kernels, has_float16, _openmp())
+    raise UnavailableError(f"this processor does not have {instruction_set}")
+
+
+@functools.cache
+def library() -> Library:
+    """The library for this process, checked against the reference once. Raises UnavailableError."""
+    from .check import first_difference
+
+    found = load(os.environ.get("ROUNDOFF_INSTRUCTION_SET") or None)
+    if (difference := first_difference(found)) is not None:
+        raise UnavailableError(
+            f"on this processor ({found.instruction_set}) it gives other bits: {difference}"
+        )
+    return found
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why the compiled step cannot be used here; None if it can."""
+    try:
+        library()
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+def _openmp() -> ctypes.c_void_p | None:
+    """GOMP_parallel of the OpenMP that PyTorch runs on: on threads of our own we would wait for its spinning ones."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,46 @@
+/* The words of a block as they were before its step, and small pieces that both ways of measuring share. */
+#ifndef ROUNDOFF_BEFORE_H
+#define ROUNDOFF_BEFORE_H
+
+#include "block.h"
+#include "words.h"
+
+struct before {
+    char param[4 * BLOCK], lo[2 * BLOCK], master[4 * BLOCK], v[4 * BLOCK], v_lo[2 * BLOCK];
+};
+
+INLINE void remember(
+    enum format format, enum weight weight, enum second second, const struct block *b, struct before *old)
+{
+    size_t words = (size_t)(b->numel * width(format));
+    memcpy(old->param, b->param, words);
+    if (weight == PAIR || weight == KAHAN || weight == EXACT) memcpy(old->lo, b->lo, words);
+    if (weight == MASTER) memcpy(old->master, b->master, 4 * (size_t)b->numel);
+    memcpy(old->v, b->v, second == WIDE ? 4 * (size_t)b->numel : words);
+    if (second == TWO_WORDS || second == TWO_EXACT) memcpy(old->v_lo, b->v_lo, words);
+}
+
+INLINE int precision(enum format format) { return format == BFLOAT16 ? 8 : format == FLOAT16 ? 11 : 24; }
+
+INLINE vf rounded_to(enum format format, vf x)
+{
+    return format == BFLOAT16 ? top(round_bf16(x)) : format == FLOAT16 ? through_f16(x) : x;
+}
+
+/* Element counts and Σu² by bin; u = 0 is not binned. */
+INLINE void count_bins(const uint8_t *bin, const float *u, long numel, struct tally *tally)
+{
+    /* Neighbours often fall into one bin: two tables, so that one addition does not wait for the last. */
+    int32_t counts[2][BINS] = {{0}};
+    float energy[2][BINS] = {{0}};
+    for (long i = 0; i < numel; i++) {
+        counts[i & 1][bin[i]] += u[i] != 0;
+        energy[i & 1][bin[i]] += u[i] * u[i];
+    }
+    for (int k = 0; k < BINS; k++) {
+        tally->counts[k] += counts[0][k] + counts[1][k];
+        tally->energy[k] += (double)energy[0][k] + (double)energy[1][k];
+    }
+}
+
+#endif

@@ -1,0 +1,56 @@
+/* Compiled once per instruction set; INSTRUCTION_SET names what it exports. */
+#include "statistics.h"
+#include "update.h"
+
+#define JOIN(a, b) a##b
+#define NAMED(a, b) JOIN(a, b)
+
+/* Every combination is a loop of its own, so that nothing is decided per element. */
+#define VARIANT(FORMAT, WEIGHT, SECOND)                                                                              \
+    if (job->format == FORMAT && job->weight == WEIGHT && job->second == SECOND) {                                   \
+        if (job->has_decay)                                                                                          \
+            run(FORMAT, WEIGHT, SECOND, 1, job, b, tally, bins);                                                     \
+        else                                                                                                         \
+            run(FORMAT, WEIGHT, SECOND, 0, job, b, tally, bins);                                                     \
+        return;                                                                                                      \
+    }
+
+INLINE void run(
+    enum format format,
+    enum weight weight,
+    enum second second,
+    int has_decay,
+    const struct job *job,
+    const struct block *b,
+    struct tally *tally,
+    int bins)
+{
+    float numerator[BLOCK] __attribute__((aligned(64))), root[BLOCK] __attribute__((aligned(64)));
+    struct before before;
+    if (tally != NULL) remember(format, weight, second, b, &before);
+    update_block(format, weight, second, has_decay, b, &job->scalars, numerator, root);
+    if (tally != NULL) measure_block(job, b, &before, numerator, tally, bins);
+}
+
+static void step(const struct job *job, const struct block *b, struct tally *tally, int bins)
+{
+    VARIANT(BFLOAT16, PLAIN, ONE_WORD)
+    VARIANT(BFLOAT16, PAIR, ONE_WORD)
+    VARIANT(BFLOAT16, PAIR, TWO_WORDS)
+    VARIANT(BFLOAT16, KAHAN, ONE_WORD)
+    VARIANT(BFLOAT16, STOCHASTIC, ONE_WORD)
+    VARIANT(BFLOAT16, PLAIN, WIDE)
+    VARIANT(BFLOAT16, MASTER, WIDE)
+    VARIANT(BFLOAT16, EXACT, TWO_EXACT)
+#if HAS_FLOAT16
+    VARIANT(FLOAT16, PLAIN, ONE_WORD)
+    VARIANT(FLOAT16, PAIR, ONE_WORD)
+    VARIANT(FLOAT16, PAIR, TWO_WORDS)
+    VARIANT(FLOAT16, KAHAN, ONE_WORD)
+    VARIANT(FLOAT16, PLAIN, WIDE)
+    VARIANT(FLOAT16, MASTER, WIDE)
+#endif
+    VARIANT(FLOAT32, PLAIN, ONE_WORD)
+}
+
+const struct kernels NAMED(roundoff_kernels_, INSTRUCTION_SET) = {STEP, HAS_FLOAT16, step};

@@ -1,0 +1,196 @@
+/* The entry points: cut the tensors of one optimizer step into chunks, and let the threads take them in turn. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "block.h"
+
+#define CHUNK (16 * BLOCK) /* elements that a thread takes at a time */
+#define MAX_STEP 256       /* no instruction set takes more elements in one step of its loops */
+
+extern const struct kernels roundoff_kernels_baseline;
+#if defined(__x86_64__)
+extern const struct kernels roundoff_kernels_avx2, roundoff_kernels_avx512;
+#endif
+
+const char *roundoff_source_hash(void) { return SOURCE_HASH; }
+int64_t roundoff_job_size(void) { return (int64_t)sizeof(struct job); }
+
+/* The kernels for an instruction set, NULL if this processor does not have it. */
+const struct kernels *roundoff_kernels(const char *instruction_set)
+{
+    if (strcmp(instruction_set, "baseline") == 0) return &roundoff_kernels_baseline;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (strcmp(instruction_set, "avx512") == 0 && __builtin_cpu_supports("avx512f")) return &roundoff_kernels_avx512;
+    if (strcmp(instruction_set, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+        return &roundoff_kernels_avx2;
+#endif
+    return NULL;
+}
+
+int roundoff_has_float16(const struct kernels *kernels) { return kernels->has_float16; }
+
+#define SAMPLED 32
+
+/* A few words of a tensor of `numel` words of `size` bytes (2 or 4), spread from the first to the last, into `out`. */
+void roundoff_sample(const char *words, int size, int64_t numel, char *out)
+{
+    const int64_t count = numel < SAMPLED ? numel : SAMPLED;
+    for (int64_t i = 0; i < count; i++)
+        memcpy(out + i * size, words + (numel > SAMPLED ? i * (numel - 1) / (SAMPLED - 1) : i) * size, (size_t)size);
+}
+
+struct work {
+    const struct kernels *kernels;
+    const struct job *jobs;
+    const int64_t *first; /* number of each job's first chunk, and of the chunk after the last */
+    int64_t count;
+    struct tally *tallies; /* one per chunk, or NULL */
+    int bins;
+    _Atomic int64_t next;
+};
+
+static long bytes_of(const struct job *job, int wide) { return wide || job->format == 2 ? 4 : 2; }
+
+static struct block block_at(const struct job *job, int64_t start, long numel)
+{
+    const long word = bytes_of(job, 0), moment = bytes_of(job, job->second == WIDE);
+    return (struct block){
+        .param = job->param + start * word,
+        .grad = job->grad + start * word,
+        .m = job->m + start * moment,
+        .v = job->v + start * moment,
+        .lo = job->lo ? job->lo + start * 2 : NULL,
+        .v_lo = job->v_lo ? job->v_lo + start * 2 : NULL,
+        .master = job->master ? job->master + start * 4 : NULL,
+        .numel = numel,
+        .valid = numel,
+        .index = (uint64_t)start,
+    };
+}
+
+/* The end of a tensor that does not fill the vectors is stepped in copies, padded with zeros. */
+static void step_padded(const struct work *work, const struct job *job, struct block b, struct tally *tally)
+{
+    const long step = work->kernels->step_elements, word = bytes_of(job, 0), moment = bytes_of(job, job->second == WIDE);
+    _Alignas(64) char copies[7][4 * (BLOCK + MAX_STEP)];
+    char **fields[] = {&b.param, &b.m, &b.v, &b.lo, &b.v_lo, &b.master};
+    const long widths[] = {word, moment, moment, 2, 2, 4};
+    char *originals[6];
+    memset(copies, 0, sizeof copies);
+    for (int f = 0; f < 6; f++) {
+        originals[f] = *fields[f];
+        if (originals[f] == NULL) continue;
+        memcpy(copies[f], originals[f], (size_t)(b.valid * widths[f]));
+        *fields[f] = copies[f];
+    }
+    memcpy(copies[6], b.grad, (size_t)(b.valid * word));
+    b.grad = copies[6];
+    b.numel = (b.valid + step - 1) / step * step;
+    work->kernels->step(job, &b, tally, work->bins);
+    for (int f = 0; f < 6; f++)
+        if (originals[f] != NULL) memcpy(originals[f], copies[f], (size_t)(b.valid * widths[f]));
+}
+
+static void step_chunk(const struct work *work, const struct job *job, int64_t chunk, struct tally *tally)
+{
+    const int64_t start = chunk * CHUNK, left = job->numel - start, end = start + (left < CHUNK ? left : CHUNK);
+    for (int64_t at = start; at < end; at += BLOCK) {
+        const long numel = (long)(end - at < BLOCK ? end - at : BLOCK);
+        struct block b = block_at(job, at, numel);
+        if (numel % work->kernels->step_elements)
+            step_padded(work, job, b, tally);
+        else
+            work->kernels->step(job, &b, tally, work->bins);
+    }
+}
+
+static void take_chunks(void *shared)
+{
+    struct work *work = shared;
+    int64_t number;
+    while ((number = atomic_fetch_add(&work->next, 1)) < work->first[work->count]) {
+        int64_t low = 0, high = work->count; /* the job whose chunks include this one */
+        while (high - low > 1) {
+            const int64_t middle = (low + high) / 2;
+            if (work->first[middle] <= number)
+                low = middle;
+            else
+                high = middle;
+        }
+        struct tally *tally = work->tallies && work->jobs[low].row ? &work->tallies[number] : NULL;
+        step_chunk(work, &work->jobs[low], number - work->first[low], tally);
+    }
+}
+
+static void *take_chunks_in_thread(void *shared)
+{
+    take_chunks(shared);
+    return NULL;
+}
+
+/* Threads of our own, where PyTorch's cannot be had. One that cannot be made leaves its share to the others. */
+static void own_threads(struct work *work, int threads)
+{
+    pthread_t made[64];
+    int count = 0;
+    while (count < threads - 1 && count < 64 && !pthread_create(&made[count], NULL, take_chunks_in_thread, work)) count++;
+    take_chunks(work);
+    while (count > 0) pthread_join(made[--count], NULL);
+}
+
+/* In the order of the chunks, so that the sums do not depend on who did what. */
+static void add_up(const struct work *work)
+{
+    for (int64_t j = 0; j < work->count; j++) {
+        const struct job *job = &work->jobs[j];
+        if (job->row == NULL) continue;
+        for (int64_t number = work->first[j]; number < work->first[j + 1]; number++) {
+            const struct tally *tally = &work->tallies[number];
+            for (int c = 0; c < ROW; c++) job->row[c] += tally->row[c];
+            for (int k = 0; work->bins && k < BINS; k++) {
+                job->bins[k] += tally->counts[k];
+                job->bins[BINS + k] += tally->energy[k];
+            }
+        }
+    }
+}
+
+typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
+
+/* Step every job, on `threads` threads: those of OpenMP if `gomp_parallel` is its GOMP_parallel, since others would
+   have to wait for OpenMP's, which spin for a while after their last work. Returns 0, or −1 if there was no memory
+   to begin with; then nothing was done. */
+int roundoff_step(
+    const struct kernels *kernels, const struct job *jobs, int64_t count, int threads, parallel *gomp_parallel, int bins)
+{
+    int measured = 0;
+    int64_t *first = malloc((size_t)(count + 1) * sizeof *first);
+    if (first == NULL) return -1;
+    first[0] = 0;
+    for (int64_t j = 0; j < count; j++) {
+        first[j + 1] = first[j] + (jobs[j].numel + CHUNK - 1) / CHUNK;
+        measured |= jobs[j].row != NULL;
+    }
+    struct work work = {kernels, jobs, first, count, NULL, bins, 0};
+    if (measured) {
+        work.tallies = calloc((size_t)(first[count] ? first[count] : 1), sizeof *work.tallies);
+        if (work.tallies == NULL) {
+            free(first);
+            return -1;
+        }
+    }
+    if (threads > first[count]) threads = (int)first[count];
+    if (threads <= 1)
+        take_chunks(&work);
+    else if (gomp_parallel)
+        gomp_parallel(take_chunks, &work, (unsigned)threads, 0);
+    else
+        own_threads(&work, threads);
+    if (measured) add_up(&work);
+    free(work.tallies);
+    free(first);
+    return 0;
+}
