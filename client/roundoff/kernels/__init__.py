@@ -1,15 +1,19 @@
 """One AdamW step, several backends, one signature (`step.Kernel`)."""
 
+from collections.abc import Sequence
+
 from .canary import run_canary as run_canary
 from .cpu import step_cpu, unavailable as cpu_unavailable, words_in_memory as words_in_memory
 from .reference import step_fp32
 from .step import Kernel as Kernel, Noise as Noise, Step as Step, Update as Update
 from .storage import step_storage
+from .triton_step import available as triton_unavailable, step_triton
 
 KERNELS: dict[tuple[str, str], Kernel] = {
     ("reference", "fp32"): step_fp32,
     ("reference", "storage"): step_storage,
     ("cpu", "fp32"): step_cpu,
+    ("triton", "fp32"): step_triton,
 }
 """Kernels by (backend, arithmetic)."""
 
@@ -23,11 +27,23 @@ def unavailable(backend: str) -> str | None:
         raise ValueError(
             f"unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}"
         )
+    if backend == "triton":
+        return triton_unavailable()
     return cpu_unavailable() if backend == "cpu" else None
 
 
+def step_fastest(updates: Sequence[Update]) -> None:
+    """AdamW steps with binary32 arithmetic, each tensor by the fastest backend for the device it is on."""
+    on_gpu = [update for update in updates if update.param.device.type == "cuda"]
+    others = [update for update in updates if update.param.device.type != "cuda"]
+    if on_gpu:
+        (step_triton if unavailable("triton") is None else step_fp32)(on_gpu)
+    if others:
+        (step_cpu if unavailable("cpu") is None else step_fp32)(others)
+
+
 def kernel_for(backend: str, arithmetic: str) -> Kernel:
-    """The kernel; backend "auto" takes the fastest that this machine has.
+    """The kernel; backend "auto" takes the fastest that this machine has for each tensor.
 
     Raises ValueError for a backend or an arithmetic that is none or that do not go together, and RuntimeError
     for a backend that cannot be used here.
@@ -37,8 +53,7 @@ def kernel_for(backend: str, arithmetic: str) -> Kernel:
             f"unknown arithmetic {arithmetic!r}; choose one of {', '.join(map(repr, ARITHMETICS))}"
         )
     if backend == "auto":
-        usable = ("cpu", arithmetic) in KERNELS and unavailable("cpu") is None
-        return KERNELS["cpu" if usable else "reference", arithmetic]
+        return step_fastest if arithmetic == "fp32" else KERNELS["reference", arithmetic]
     if (why := unavailable(backend)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot be used: {why}; backend='auto' takes what there is")
     if (backend, arithmetic) not in KERNELS:

@@ -4,5 +4,5 @@ The same bits as the reference. What the C code does not take (amsgrad, a gradie
 differ, stochastic rounding to float16) goes to the reference, tensor by tensor.
 """
 
-from .library import unavailable as unavailable
+from .library import instruction_set as instruction_set, unavailable as unavailable
 from .run import step_cpu as step_cpu, words_in_memory as words_in_memory

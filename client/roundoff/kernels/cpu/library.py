@@ -57,19 +57,19 @@ def load(instruction_set: str | None = None, path: Path = LIBRARY) -> Library:
     """The library for an instruction set, None for the best one of this processor. Raises UnavailableError."""
     if not path.exists():
         raise UnavailableError("it was not built when roundoff was installed (there was no C compiler then)")
+    # Looked at before it is loaded: the loader maps a file that is cut short, and the process dies of it.
+    if SOURCE.is_dir() and source_hash().encode() not in path.read_bytes():
+        raise UnavailableError(
+            f"{path.name} was made from another version of its source; install roundoff again"
+        )
     try:
         handle = ctypes.CDLL(str(path))
-        handle.roundoff_source_hash.restype = ctypes.c_char_p
         handle.roundoff_job_size.restype = ctypes.c_int64
         handle.roundoff_kernels.restype = ctypes.c_void_p
     except (OSError, AttributeError) as error:
         raise UnavailableError(f"{path.name} cannot be loaded: {error}") from error
     from .jobs import JOB_SIZE
 
-    if SOURCE.is_dir() and handle.roundoff_source_hash() != source_hash().encode():
-        raise UnavailableError(
-            f"{path.name} was made from another version of its source; install roundoff again"
-        )
     if handle.roundoff_job_size() != JOB_SIZE:
         raise UnavailableError(f"{path.name} lays its structures out differently on this platform")
     for name in INSTRUCTION_SETS if instruction_set is None else (instruction_set,):
@@ -101,6 +101,11 @@ def unavailable() -> str | None:
     except UnavailableError as error:
         return str(error)
     return None
+
+
+def instruction_set() -> str | None:
+    """The instruction set that the compiled step uses here; None if it cannot be used."""
+    return library().instruction_set if unavailable() is None else None
 
 
 def _openmp() -> ctypes.c_void_p | None:

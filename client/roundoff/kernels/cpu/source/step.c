@@ -14,7 +14,8 @@ extern const struct kernels roundoff_kernels_baseline;
 extern const struct kernels roundoff_kernels_avx2, roundoff_kernels_avx512;
 #endif
 
-const char *roundoff_source_hash(void) { return SOURCE_HASH; }
+/* Found in the file before it is loaded, so that one made from another source is not. */
+const char roundoff_source_hash[] = SOURCE_HASH;
 int64_t roundoff_job_size(void) { return (int64_t)sizeof(struct job); }
 
 /* The kernels for an instruction set, NULL if this processor does not have it. */
