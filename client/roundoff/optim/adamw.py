@@ -136,7 +136,7 @@ class CollageAdamW(Optimizer):
                 loss = closure()
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         turns = list(self._turns())
-        if found_inf is not None and found_inf.device.type == "cpu":
+        if found_inf is not None and _on_host(found_inf):
             if float(found_inf):
                 self._skip(turns)
                 return loss
@@ -149,6 +149,8 @@ class CollageAdamW(Optimizer):
             updates.setdefault(turn.group["arithmetic"], []).append(self._update(turn, step))
         for arithmetic, some in updates.items():
             kernel_for(self._backend, arithmetic)(some)
+            # A kernel may write past autograd, which has to notice graphs that still hold the old weights.
+            torch.autograd.graph.increment_version([update.param for update in some])
         for turn in turns:
             if turn.plan.keeps_more_than_the_word:
                 self._seals[turn.param] = Seal.of(local(turn.param))
@@ -186,7 +188,7 @@ class CollageAdamW(Optimizer):
         """Count one step of a parameter and give its scalars, made once per group and count."""
         state = self.state[turn.param]
         count = state["step"]
-        if found_inf is None and count.device.type == "cpu":
+        if found_inf is None and _on_host(count):
             count += 1
             key = id(turn.group), float(count)
             if key not in scalars:
@@ -383,3 +385,8 @@ class CollageAdamW(Optimizer):
             "_seed": self._seed,
             "_warned_outside": self._warned_outside,
         }
+
+
+def _on_host(tensor: Tensor) -> bool:
+    """Whether a value can be read without waiting for a device."""
+    return tensor.device.type == "cpu"

@@ -39,11 +39,16 @@ class Seal:
         if param.device.type != "cpu" and param._version == self.version:
             return False
         words = _words(param)
-        if isinstance(words, bytes) or isinstance(self.words, bytes):
-            return words != self.words
-        return not torch.equal(words, self.words)
+        if isinstance(words, Tensor) and isinstance(self.words, Tensor):
+            return not torch.equal(words, self.words)
+        return _bytes(words) != _bytes(self.words)
 
 
 def _words(param: Tensor) -> Tensor | bytes:
     words = words_in_memory(param)
     return sampled_words(param) if words is None else words
+
+
+def _bytes(words: Tensor | bytes) -> bytes:
+    """Of a tensor too: the same parameter may have come to lie otherwise in memory."""
+    return words if isinstance(words, bytes) else bytes(words.view(torch.uint8).tolist())
