@@ -82,16 +82,30 @@ def in_process(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, st
 def test_help_lists_every_command() -> None:
     done = call("--help")
     assert done.returncode == 0
-    for name in ("version", "runs", "alerts", "demo", "serve", "db"):
+    for name in ("version", "runs", "alerts", "demo", "doctor", "serve", "db"):
         assert f" {name} " in done.stdout
     assert "Not available here" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["version", "runs", "alerts", "demo", "serve"])
+@pytest.mark.parametrize("name", ["version", "runs", "alerts", "demo", "doctor", "serve"])
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = in_process(capsys, name, "--help")
     assert code == 0
     assert f"Usage: roundoff {name}" in out
+
+
+def test_doctor_says_which_backends_can_be_used_and_why_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = json.loads(in_process(capsys, "doctor", "--json")[1])
+    assert {one["name"] for one in found["backends"]} == {"cpu", "reference", "triton"}
+    assert found["backend"] == "cpu"
+    assert found["instruction_set"] in ("avx512", "avx2", "baseline")
+    # Only a machine without a compiler has this reason.
+    monkeypatch.setattr("roundoff.kernels.cpu_unavailable", lambda: "it was not built")
+    _, out, _ = in_process(capsys, "doctor")
+    assert "backend cpu: not usable, it was not built" in out
+    assert 'backend="auto" on a CPU takes reference' in out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

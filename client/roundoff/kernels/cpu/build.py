@@ -91,3 +91,7 @@ def _run(*command: str) -> None:
         raise CannotBuildError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         raise CannotBuildError(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+
+
+if __name__ == "__main__":
+    print(build())  # noqa: T201 (the command's only output)
