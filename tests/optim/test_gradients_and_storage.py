@@ -197,6 +197,41 @@ def test_swapping_to_averages_and_back_costs_the_second_words_and_nothing_else(s
     assert_equal(everything(model, optimizer), everything(other, undisturbed))
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_rule_8_averages_put_in_after_a_load_are_not_taken_back_by_the_master(dtype: torch.dtype) -> None:
+    model = model_of(dtype)
+    optimizer = CollageAdamW(model.parameters(), lr=1e-2, strategy="fp32-master")
+    advance(model, optimizer, 1, 5)
+    saved, weights = optimizer.state_dict(), [p.detach().clone() for p in model.parameters()]
+    optimizer.load_state_dict(saved)
+    for param, weight in zip(model.parameters(), weights, strict=True):
+        overwrite(param, weight * 1.05)
+    optimizer.param_groups[0]["lr"] = 0.0
+    give_gradients(model, 6)
+    with pytest.warns(UserWarning, match="changed outside"):
+        optimizer.step()
+    for param, weight in zip(model.parameters(), weights, strict=True):
+        assert torch.equal(param, weight * 1.05)
+
+
+def test_a_master_goes_on_beside_weights_of_another_storage_format() -> None:
+    """Resumed in float16, the weights are a bfloat16's digits at first; the master still knows the rest."""
+    model = model_of(BF16)
+    optimizer = CollageAdamW(model.parameters(), lr=1e-2, strategy="fp32-master")
+    advance(model, optimizer, 1, 5)
+    other = model_of(F16)
+    other.load_state_dict(model.state_dict())
+    resumed = CollageAdamW(other.parameters(), strategy="fp32-master")
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed.param_groups[0]["lr"] = 0.0
+    give_gradients(other, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed.step()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(q, optimizer.state[p]["master"].to(F16))
+
+
 @keeping
 def test_a_view_of_another_layout_put_in_its_place_is_stepped_in_its_place(strategy: str) -> None:
     """As `model.to(memory_format=…)` does it: the same values in another order, so nothing is stale."""

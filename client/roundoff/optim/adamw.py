@@ -16,7 +16,7 @@ from roundoff.telling import warn
 from roundoff.watch.statistics import Meter
 
 from .options import STRUCTURE, check_options, plan_of, step_of
-from .outside import Seal
+from .outside import Seal, contradicts
 from .restore import adopt_state, convert_weight, dropped_by
 from .shards import local, noise_for, part_of, shared_like
 from .state import initial_state, resync, seed_weight, stored_weight
@@ -53,6 +53,9 @@ class CollageAdamW(Optimizer):
     State per parameter: `step` (0-dim float32 on the CPU; on the parameter's device once a loss scaler's
     `found_inf` was there) and the tensors that the strategy names, of the parameter's shape. A `GradScaler`
     hands its scale and `found_inf` over: gradients stay as they are, and a skipped step changes nothing.
+    Sharded parameters (DTensor) are stepped shard by shard to the same bits; gather weights as float32, since
+    neither gloo nor NCCL sends the 16-bit integers of "exact", or save sharded with `torch.distributed.checkpoint`.
+    In a compiled training step this one runs as it is, at the cost of one graph break.
     Raises ValueError or TypeError for options out of range, and RuntimeError where the roundings that the
     strategies need are optimised away.
     """
@@ -173,10 +176,10 @@ class CollageAdamW(Optimizer):
         if not self.state[turn.param]:
             made = initial_state(turn.param, turn.plan, amsgrad=turn.group["amsgrad"])
             self.state[turn.param].update(made)
-            return
-        self._settle(turn.param)
-        self._converted.pop(turn.param, None)
-        self._check_outside(turn.param)
+        elif turn.plan.keeps_more_than_the_word:
+            self._settle(turn.param)
+            self._converted.pop(turn.param, None)
+            self._check_outside(turn.param)
 
     def _count(
         self,
@@ -239,10 +242,13 @@ class CollageAdamW(Optimizer):
             self._seals[param] = Seal.of(local(param))
 
     def _check_outside(self, param: Tensor) -> None:
-        seal = self._seals.get(param)
-        if seal is None or not seal.broken(local(param)):
+        seal, part = self._seals.get(param), local(param)
+        if seal is not None and not seal.broken(part):
             return
-        resync(param, self.state[param])
+        state = {name: local(tensor) for name, tensor in self.state[param].items()}
+        if seal is None and not contradicts(part, state):
+            return
+        resync(part, state)
         if not self._warned_outside:
             self._warned_outside = True
             warn(

@@ -6,6 +6,7 @@ the new weight back (numerics §3, rule 8).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,19 @@ class Seal:
         if isinstance(words, Tensor) and isinstance(self.words, Tensor):
             return not torch.equal(words, self.words)
         return _bytes(words) != _bytes(self.words)
+
+
+def contradicts(param: Tensor, state: Mapping[str, Tensor]) -> bool:
+    """Whether a weight is not what its master stands for, which shows without a seal: after a load, say.
+
+    Within one spacing of bfloat16, so that a model may be resumed in another storage format. A second word cannot
+    tell, and it cannot move a weight by more than that either.
+    """
+    if "master" not in state:
+        return False
+    master, weight = state["master"], param.detach().to(torch.float32)
+    near = torch.maximum(master.abs(), weight.abs()) * 2.0**-7 + 2.0**-24
+    return bool(((master - weight).abs() > near).any())
 
 
 def _words(param: Tensor) -> Tensor | bytes:
