@@ -13,34 +13,46 @@
 #define COMFORTABLE 1e-25f /* a block's sum of squares from here on has lost nothing that shows to underflow */
 #define SMALL_SQUARE 0x1p-100f
 
+/* Vectors that these loops take at a time: more would not stay in registers beside the sums. */
+#define FEW 2
+#define FOR_FEW for (int k = 0; k < FEW; k++)
+
+INLINE void read_some_moment(enum format format, enum second second, const char *words, long i, vf *x)
+{
+    if (second == WIDE)
+        read_some_wide(format, words, i, x, FEW);
+    else
+        read_some(format, words, i, x, FEW);
+}
+
 /* Everything stored of the weight, and its change. */
 struct words {
-    vf hi[CHAINS], seen[CHAINS], whole[CHAINS], applied[CHAINS], lo[CHAINS];
+    vf hi[FEW], seen[FEW], whole[FEW], applied[FEW], lo[FEW];
 };
 
 INLINE void read_both(enum format format, enum weight weight, const struct block *b, const struct before *old, long i, struct words *w)
 {
-    vf after[CHAINS];
-    read_words(format, old->param, i, w->hi);
-    read_words(format, b->param, i, after);
-    EACH w->seen[k] = after[k] - w->hi[k];
+    vf after[FEW];
+    read_some(format, old->param, i, w->hi, FEW);
+    read_some(format, b->param, i, after, FEW);
+    FOR_FEW w->seen[k] = after[k] - w->hi[k];
     if (weight == PAIR || weight == KAHAN) {
-        read_words(format, old->lo, i, w->lo);
-        read_words(format, b->lo, i, after);
-        EACH w->whole[k] = w->hi[k] + w->lo[k];
-        EACH w->applied[k] = w->seen[k] + (after[k] - w->lo[k]);
+        read_some(format, old->lo, i, w->lo, FEW);
+        read_some(format, b->lo, i, after, FEW);
+        FOR_FEW w->whole[k] = w->hi[k] + w->lo[k];
+        FOR_FEW w->applied[k] = w->seen[k] + (after[k] - w->lo[k]);
     } else if (weight == MASTER || weight == EXACT) {
         if (weight == MASTER) {
-            read_wide(format, old->master, i, w->whole);
-            read_wide(format, b->master, i, after);
+            read_some_wide(format, old->master, i, w->whole, FEW);
+            read_some_wide(format, b->master, i, after, FEW);
         } else {
-            read_exact(old->param, old->lo, i, w->whole);
-            read_exact(b->param, b->lo, i, after);
+            read_some_exact(old->param, old->lo, i, w->whole, FEW);
+            read_some_exact(b->param, b->lo, i, after, FEW);
         }
-        EACH w->applied[k] = after[k] - w->whole[k];
+        FOR_FEW w->applied[k] = after[k] - w->whole[k];
     } else {
-        EACH w->whole[k] = w->hi[k];
-        EACH w->applied[k] = w->seen[k];
+        FOR_FEW w->whole[k] = w->hi[k];
+        FOR_FEW w->applied[k] = w->seen[k];
     }
 }
 
@@ -56,10 +68,10 @@ INLINE void look(
 {
     int plain = weight == PLAIN || weight == STOCHASTIC;
     f->smallest_u = f->smallest_w = all(1);
-    for (long i = 0; i < b->numel; i += STEP) {
+    for (long i = 0; i < b->numel; i += FEW * LANES) {
         struct words w;
         read_both(format, weight, b, old, i, &w);
-        for (int k = 0; k < CHAINS; k++) {
+        for (int k = 0; k < FEW; k++) {
             vf intended = load_f32(u + i + k * LANES), seen = w.seen[k], applied = w.applied[k];
             vi gone = applied == 0, same = seen == 0;
             if (careful) {
@@ -127,34 +139,34 @@ INLINE void try_decay(
     enum format format, enum weight weight, const struct block *b, const struct before *old, const struct scalars *s, double *row)
 {
     vi idle = {0}, lost = {0};
-    for (long i = 0; i < b->numel; i += STEP) {
-        vf hi[CHAINS], lo[CHAINS], d[CHAINS], t[CHAINS], word[CHAINS];
-        vi kept[CHAINS];
+    for (long i = 0; i < b->numel; i += FEW * LANES) {
+        vf hi[FEW], lo[FEW], d[FEW], t[FEW], word[FEW];
+        vi kept[FEW];
         if (weight == MASTER)
-            read_wide(format, old->master, i, hi);
+            read_some_wide(format, old->master, i, hi, FEW);
         else if (weight == EXACT)
-            read_exact(old->param, old->lo, i, hi);
+            read_some_exact(old->param, old->lo, i, hi, FEW);
         else
-            read_words(format, old->param, i, hi);
+            read_some(format, old->param, i, hi, FEW);
         if (weight == PAIR || weight == KAHAN) {
-            read_words(format, old->lo, i, lo);
-            EACH d[k] = hi[k] + lo[k];
-            EACH d[k] *= s->decay;
-            EACH t[k] = lo[k] + d[k];
-            EACH t[k] += hi[k];
+            read_some(format, old->lo, i, lo, FEW);
+            FOR_FEW d[k] = hi[k] + lo[k];
+            FOR_FEW d[k] *= s->decay;
+            FOR_FEW t[k] = lo[k] + d[k];
+            FOR_FEW t[k] += hi[k];
         } else {
-            EACH d[k] = hi[k] * s->decay;
-            EACH t[k] = hi[k] + d[k];
+            FOR_FEW d[k] = hi[k] * s->decay;
+            FOR_FEW t[k] = hi[k] + d[k];
         }
-        EACH word[k] = weight == MASTER || weight == EXACT ? t[k] : rounded_to(format, t[k]);
-        EACH kept[k] = word[k] == hi[k];
+        FOR_FEW word[k] = weight == MASTER || weight == EXACT ? t[k] : rounded_to(format, t[k]);
+        FOR_FEW kept[k] = word[k] == hi[k];
         if (weight == PAIR || weight == KAHAN) {
-            EACH t[k] -= word[k];
-            EACH t[k] = rounded_to(format, t[k]);
-            EACH kept[k] &= t[k] == lo[k];
+            FOR_FEW t[k] -= word[k];
+            FOR_FEW t[k] = rounded_to(format, t[k]);
+            FOR_FEW kept[k] &= t[k] == lo[k];
         }
-        EACH idle += d[k] == 0;
-        EACH lost += kept[k] & (d[k] != 0);
+        FOR_FEW idle += d[k] == 0;
+        FOR_FEW lost += kept[k] & (d[k] != 0);
     }
     row[DECAY_ATTEMPTED] += (double)(b->numel + count_of(idle));
     row[DECAY_LOST] -= (double)count_of(lost);
@@ -186,7 +198,7 @@ INLINE void measure_decay(
 /* Where neither word of a pair of elements has changed: even and odd lanes, from words as they lie in memory. */
 INLINE void unchanged_words(const char *before, const char *after, const char *before_lo, const char *after_lo, long i, vi *same)
 {
-    for (int k = 0; k < CHAINS; k += 2) {
+    for (int k = 0; k < FEW; k += 2) {
         long at = 2 * (i + k * LANES);
         vu moved = load(before + at) ^ load(after + at);
         if (before_lo) moved |= load(before_lo + at) ^ load(after_lo + at);
@@ -203,31 +215,31 @@ INLINE int measure_second(
     vf total = {0};
     const int counts_underflow = format == FLOAT16 && second != WIDE;
     float small = s->v_limit > 0x1p-101 && !counts_underflow ? (float)s->v_limit * 1.01f : SMALL_SQUARE;
-    for (long i = 0; i < b->numel; i += STEP) {
-        vf g[CHAINS], v[CHAINS], now[CHAINS], rest[CHAINS], away[CHAINS];
-        vi same[CHAINS];
-        read_words(format, b->grad, i, g);
+    for (long i = 0; i < b->numel; i += FEW * LANES) {
+        vf g[FEW], v[FEW], now[FEW], rest[FEW], away[FEW];
+        vi same[FEW];
+        read_some(format, b->grad, i, g, FEW);
         if (second == TWO_EXACT)
-            read_exact(old->v, old->v_lo, i, v);
+            read_some_exact(old->v, old->v_lo, i, v, FEW);
         else
-            read_moment(format, second, old->v, i, v);
-        EACH rest[k] = (vf){0};
-        if (second == TWO_WORDS) read_words(format, old->v_lo, i, rest);
+            read_some_moment(format, second, old->v, i, v);
+        FOR_FEW rest[k] = (vf){0};
+        if (second == TWO_WORDS) read_some(format, old->v_lo, i, rest, FEW);
         if (format == BFLOAT16 && second != WIDE) {
             int both = second != ONE_WORD;
             unchanged_words(old->v, b->v, both ? old->v_lo : NULL, b->v_lo, i, same);
         } else {
-            read_moment(format, second, b->v, i, now);
-            EACH same[k] = (vi)now[k] == (vi)v[k];
+            read_some_moment(format, second, b->v, i, now);
+            FOR_FEW same[k] = (vi)now[k] == (vi)v[k];
             if (second == TWO_WORDS) {
-                read_words(format, b->v_lo, i, now);
-                EACH same[k] &= (vi)now[k] == (vi)rest[k];
+                read_some(format, b->v_lo, i, now, FEW);
+                FOR_FEW same[k] &= (vi)now[k] == (vi)rest[k];
             }
         }
-        EACH g[k] *= s->scale;
-        EACH g[k] *= g[k];
-        EACH away[k] = g[k] - v[k]; /* exact where it matters, near v; then compared with the second word */
-        for (int k = 0; k < CHAINS; k++) {
+        FOR_FEW g[k] *= s->scale;
+        FOR_FEW g[k] *= g[k];
+        FOR_FEW away[k] = g[k] - v[k]; /* exact where it matters, near v; then compared with the second word */
+        for (int k = 0; k < FEW; k++) {
             vi at_rest = away[k] == rest[k];
             same[k] &= ~at_rest;
             even += at_rest;
@@ -266,15 +278,15 @@ INLINE void measure_headroom(
     const int shift = digits - 1 + (pair ? digits : 0); /* r = 2^(exponent − shift) */
     vf expected = {0};
     uint8_t bin[BLOCK];
-    for (long i = 0; i < b->numel; i += STEP) {
-        vf w[CHAINS];
+    for (long i = 0; i < b->numel; i += FEW * LANES) {
+        vf w[FEW];
         if (weight == MASTER)
-            read_wide(format, old->master, i, w);
+            read_some_wide(format, old->master, i, w, FEW);
         else if (weight == EXACT)
-            read_exact(old->param, old->lo, i, w);
+            read_some_exact(old->param, old->lo, i, w, FEW);
         else
-            read_words(format, old->param, i, w);
-        for (int k = 0; k < CHAINS; k++) {
+            read_some(format, old->param, i, w, FEW);
+        for (int k = 0; k < FEW; k++) {
             vf x = load_f32(u + i + k * LANES);
             vi field = resolution_field(format, weight, w[k], x), own = (vi)x & 0x7f800000;
             if (pair && format == FLOAT16) field = at_least(field, all_int((shift - 24 + 127) << 23));

@@ -72,21 +72,23 @@ INLINE void narrow_f16(uint16_t *to, vf x) { (void)to; (void)x; }
 INLINE vf through_f16(vf x) { return x; }
 #endif
 
-/* STEP words from element i on. */
-INLINE void read_words(enum format format, const char *words, long i, vf *x)
+/* Words from element i on, `vectors` of them (an even number). */
+INLINE void read_some(enum format format, const char *words, long i, vf *x, int vectors)
 {
     if (format == BFLOAT16) {
-        for (int k = 0; k < CHAINS; k += 2) {
+        for (int k = 0; k < vectors; k += 2) {
             vu both = load(words + 2 * (i + k * LANES));
             x[k] = (vf)(both << 16);
             x[k + 1] = (vf)(both & HIGH);
         }
     } else if (format == FLOAT16) {
-        EACH x[k] = widen_f16((const uint16_t *)words + i + k * LANES);
+        for (int k = 0; k < vectors; k++) x[k] = widen_f16((const uint16_t *)words + i + k * LANES);
     } else {
-        EACH x[k] = load_f32((const float *)words + i + k * LANES);
+        for (int k = 0; k < vectors; k++) x[k] = load_f32((const float *)words + i + k * LANES);
     }
 }
+
+INLINE void read_words(enum format format, const char *words, long i, vf *x) { read_some(format, words, i, x, CHAINS); }
 
 /* bfloat16 words that `round_bf16` made. */
 INLINE void write_rounded(char *words, long i, const vu *rounded)
@@ -127,17 +129,19 @@ INLINE void write_and_keep(enum format format, char *words, long i, const vf *x,
 }
 
 /* binary32 state beside words of a format, in the order in which the words are read. */
-INLINE void read_wide(enum format beside, const char *state, long i, vf *x)
+INLINE void read_some_wide(enum format beside, const char *state, long i, vf *x, int vectors)
 {
     const float *from = (const float *)state + i;
-    EACH x[k] = load_f32(from + k * LANES);
+    for (int k = 0; k < vectors; k++) x[k] = load_f32(from + k * LANES);
     if (beside != BFLOAT16) return;
-    for (int k = 0; k < CHAINS; k += 2) {
+    for (int k = 0; k < vectors; k += 2) {
         vf first = x[k], second = x[k + 1];
         x[k] = __builtin_shufflevector(first, second, EVEN);
         x[k + 1] = __builtin_shufflevector(first, second, ODD);
     }
 }
+
+INLINE void read_wide(enum format beside, const char *state, long i, vf *x) { read_some_wide(beside, state, i, x, CHAINS); }
 
 INLINE void write_wide(enum format beside, char *state, long i, const vf *x)
 {
@@ -155,15 +159,17 @@ INLINE void write_wide(enum format beside, char *state, long i, const vf *x)
 /* An exact binary32 value in a bfloat16 word and a 16-bit integer remainder: word·2^16 + remainder is its bit
    pattern, modulo 2^32. A remainder that does not belong to its word, a zero written over a weight, say, counts for
    nothing where it would make a NaN of it. */
-INLINE void read_exact(const char *words, const char *rest, long i, vf *x)
+INLINE void read_some_exact(const char *words, const char *rest, long i, vf *x, int vectors)
 {
-    for (int k = 0; k < CHAINS; k += 2) {
+    for (int k = 0; k < vectors; k += 2) {
         vu hi = load(words + 2 * (i + k * LANES)), lo = load(rest + 2 * (i + k * LANES));
         vu even = hi << 16, odd = hi & HIGH;
         x[k] = unless_nan((vf)(even + (vu)((vi)(lo << 16) >> 16)), (vf)even);
         x[k + 1] = unless_nan((vf)(odd + (vu)((vi)lo >> 16)), (vf)odd);
     }
 }
+
+INLINE void read_exact(const char *words, const char *rest, long i, vf *x) { read_some_exact(words, rest, i, x, CHAINS); }
 
 INLINE void write_exact(char *words, char *rest, long i, const vf *x)
 {
