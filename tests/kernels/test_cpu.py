@@ -90,6 +90,18 @@ def _optimizer_over(numel: int) -> CollageAdamW:
     return CollageAdamW([param])
 
 
+def test_without_the_histograms_the_rest_is_the_same() -> None:
+    rows = []
+    for headroom in (True, False):
+        optimizer = _optimizer_over(5_000)
+        optimizer.meters, optimizer.headroom = {}, headroom
+        optimizer.step()
+        (meter,) = optimizer.meters.values()
+        assert bool(meter.bins.any()) == headroom
+        rows.append(meter.row())
+    assert torch.equal(rows[0], rows[1])
+
+
 def test_a_forked_child_steps_after_its_parent_did() -> None:
     code = """
 import os, torch

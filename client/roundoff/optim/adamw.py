@@ -86,6 +86,8 @@ class CollageAdamW(Optimizer):
         self._seed = int(seed)
         self.meters: dict[Tensor, Meter] | None = None
         """Set to a dict before a step to have that step measured: it then holds one `Meter` per parameter."""
+        self.headroom = True
+        """Whether measured steps make the histograms too; those of the C and Triton kernels cost less without."""
         self._seals: dict[Tensor, Seal] = {}
         self._numbers: dict[Tensor, int] = {}
         self._converted: dict[Tensor, dict[str, Tensor]] = {}
@@ -209,7 +211,7 @@ class CollageAdamW(Optimizer):
         meter = noise = None
         kept = self.state[turn.param]
         if self.meters is not None:
-            meter = self.meters[turn.param] = Meter(local(turn.param).device)
+            meter = self.meters[turn.param] = Meter(local(turn.param).device, headroom=self.headroom)
             meter.found_inf = step.found_inf
         if turn.plan.name == "stochastic":
             number = self._number_of(turn.param)
@@ -379,7 +381,7 @@ class CollageAdamW(Optimizer):
         self._seals = {}
         self._numbers = {}
         self._converted = {}
-        self.meters = None
+        self.meters, self.headroom = None, True
         for group in self.param_groups:
             for key in (*STRUCTURE, "maximize"):
                 group.setdefault(key, self.defaults[key])
