@@ -63,6 +63,20 @@ def test_stochastic_rounding_draws_by_seed_where_every_parameter_has_its_own_opt
     assert not torch.equal(moved(1), moved(2))
 
 
+def test_stochastic_rounding_draws_anew_for_every_parameter_and_step() -> None:
+    one, two = (nn.Parameter(torch.ones(4000, dtype=BF16)) for _ in range(2))
+    optimizer = CollageAdamW([{"params": [one]}, {"params": [two]}], lr=1e-3, strategy="stochastic")
+    moved: list[Tensor] = []
+    for _ in range(2):
+        before = one.detach().clone(), two.detach().clone()
+        one.grad, two.grad = torch.ones_like(one), torch.ones_like(two)
+        optimizer.step()
+        moved += [one.detach() != before[0], two.detach() != before[1]]
+    for number, first in enumerate(moved):
+        assert first.any()
+        assert all(not torch.equal(first, second) for second in moved[:number])
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @every_strategy
 def test_a_gradient_wider_than_the_weight_is_read_as_it_is(strategy: str, dtype: torch.dtype) -> None:
