@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import reproduce_collage
 from reproduction.figures import COLORS, curves, losses
-from reproduction.kernel import _add_once, step_native
+from reproduction.kernel import _add_once, _multiply, step_native
 from reproduction.model import Decoder, Linear, mean_loss
 from reproduction.page import PAGE, render
 from reproduction.recipe import BETAS2, REFERENCE, TINY, Case, Recipe, grid
@@ -30,7 +30,7 @@ from roundoff.demo.model import Shape
 from roundoff.demo.text import Text, load_text
 from roundoff.kernels import KERNELS
 from roundoff.metrics import Sums
-from roundoff.numerics import round_to
+from roundoff.numerics import multiply, round_to
 from roundoff.optim import STRATEGIES, CollageAdamW
 from roundoff_dashboards.figures import THEMES
 
@@ -106,7 +106,10 @@ def test_every_strategy_trains_from_the_same_weights_on_the_same_batches(
         first.append(result.curve.train_loss[0])
         last.append(result.loss)
         assert result.curve.step == [0, 1, 2, 3, 4, 5]
-        assert all(0.5 < value < 1.5 for value in result.curve.descent_efficiency[:1] if value is not None)
+        for curve in (result.curve.descent_efficiency, result.curve.norm_efficiency):
+            assert curve[0] is not None
+            assert 0 <= curve[0] < 4
+        assert 0.5 < (result.curve.descent_efficiency[0] or 0) < 1.5
         assert all(len(getattr(result.curve, name)) == 6 for name in Curve.model_fields)
     assert first == [master.curve.train_loss[0]] * len(first)
     assert last == pytest.approx([master.loss] * len(last), abs=0.02)
@@ -246,6 +249,18 @@ def test_a_sum_in_two_steps_is_rounded_once() -> None:
     once = round_to(a.double() + b.double(), BF16)
     assert torch.equal(_add_once(a, b), once)
     assert not torch.equal((a + b).to(BF16), once)
+
+
+def test_a_pair_is_multiplied_as_the_reference_does_it() -> None:
+    draw = torch.Generator().manual_seed(2)
+
+    def words(low: int, high: int) -> Tensor:
+        size = torch.exp2(torch.randint(low, high, (400_000,), generator=draw).float())
+        return (torch.randn(400_000, generator=draw) * size).to(BF16)
+
+    hi, lo, c_hi, c_lo = words(-20, 4), words(-40, -8), words(-1, 1), words(-24, -8)
+    for ours, theirs in zip(_multiply(hi, lo, c_hi, c_lo), multiply(hi, lo, c_hi, c_lo), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_pytorch_rounds_every_bfloat16_root_once() -> None:

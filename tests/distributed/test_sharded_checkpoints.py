@@ -32,21 +32,25 @@ def made(sharded: bool, options: dict[str, Any], seed: int = 0) -> tuple[nn.Modu
     return model, CollageAdamW(model.parameters(), **OPTIONS, **options)
 
 
-def save(folder: str, options: dict[str, Any]) -> dict[str, Tensor]:
+def save(folder: str, options: dict[str, Any], flat: bool = False) -> dict[str, Tensor]:
     model, optimizer = made(True, options)
     advance(model, optimizer, 1, STEPS)
-    weights, state = get_state_dict(model, optimizer)
+    how = StateDictOptions(flatten_optimizer_state_dict=flat)
+    weights, state = get_state_dict(model, optimizer, options=how)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
     return everything(model, optimizer)
 
 
-def load(folder: str, sharded: bool, options: dict[str, Any]) -> list[dict[str, Tensor]]:
+def load(folder: str, sharded: bool, options: dict[str, Any], flat: bool = False) -> list[dict[str, Tensor]]:
     """What is there right after the load, and ten steps later."""
     model, optimizer = made(sharded, options, seed=9)
-    weights, state = get_state_dict(model, optimizer)
+    how = StateDictOptions(flatten_optimizer_state_dict=flat)
+    weights, state = get_state_dict(model, optimizer, options=how)
     saved = {"model": weights, "optimizer": state}
     dcp.load(saved, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"], options=how
+    )
     loaded = everything(model, optimizer)
     advance(model, optimizer, STEPS + 1, STEPS + MORE)
     return [loaded, everything(model, optimizer)]
@@ -68,6 +72,17 @@ def test_saved_on_two_ranks_and_loaded_on_one_and_on_three(
         for loaded, later in ranks(world).run(load, str(tmp_path), sharded, options):
             assert_equal(loaded, at_save)
             assert_equal(later, uninterrupted)
+
+
+@pytest.mark.parametrize("strategy", ["plus", "exact"])
+def test_a_flattened_state_dict_loses_nothing_either(ranks: Group, strategy: str, tmp_path: Path) -> None:
+    options = {"strategy": strategy}
+    at_save = ranks(2).run(save, str(tmp_path), options, True)[0]
+    model, optimizer = made(False, options)
+    advance(model, optimizer, 1, STEPS + MORE)
+    for loaded, later in ranks(1).run(load, str(tmp_path), False, options, True):
+        assert_equal(loaded, at_save)
+        assert_equal(later, everything(model, optimizer))
 
 
 def through_full_state_dict(options: dict[str, Any]) -> list[dict[str, Tensor]]:
@@ -121,6 +136,24 @@ def test_a_checkpoint_of_one_process_loads_into_shards_and_converts_alike(
         assert_equal(state, everything(model, alone))
         for name, param in model.named_parameters():
             assert torch.equal(values[name], alone.stored_value(param)), name
+
+
+def converted(sharded: bool, source: str, target: str) -> dict[str, Tensor]:
+    model, optimizer = made(sharded, {"strategy": source})
+    advance(model, optimizer, 1, STEPS)
+    other = CollageAdamW(model.parameters(), **OPTIONS, strategy=target)
+    other.load_state_dict(optimizer.state_dict())
+    advance(model, other, STEPS + 1, STEPS + 2)
+    return everything(model, other)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("fp32-master", "exact"), ("exact", "plus"), ("plus", "exact")]
+)
+def test_shards_change_their_strategy_as_the_whole_does(ranks: Group, source: str, target: str) -> None:
+    alone = converted(False, source, target)
+    for sharded in ranks(2).run(converted, True, source, target):
+        assert_equal(sharded, alone)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roundoff.kernels import Kernel, Noise, Step, Update
-from roundoff.metrics import COUNTS, SUMS, Sums
+from roundoff.metrics import COUNTS, EVIDENCE, ROW, SUMS, Sums, expected_roundings
 from roundoff.numerics import ulp
 from roundoff.optim import STRATEGIES, Strategy
 from roundoff.watch.statistics import Meter
@@ -42,6 +42,8 @@ class Item:
     tensors: dict[str, Tensor]
     noise: Noise | None = None
     measured: bool = False
+    renew: Callable[[Tensor, int], Tensor] | None = None
+    """The gradient of a step, from the last one and the number of the step; None: one of any words."""
     meter: Meter | None = None
 
     def update(self, step: Step) -> Update:
@@ -149,6 +151,9 @@ def new_gradients(items: Iterable[Item], seed: int) -> None:
     """Other gradients, in place, the same for items of one size."""
     for one in items:
         grad = one.tensors["grad"]
+        if one.renew is not None:
+            grad.copy_(one.renew(grad, seed))
+            continue
         generator = torch.Generator().manual_seed(seed * 1_000_003 + grad.numel())
         grad.copy_(gradient(grad.dtype, grad.numel(), generator).reshape(grad.shape))
 
@@ -156,19 +161,31 @@ def new_gradients(items: Iterable[Item], seed: int) -> None:
 def run(
     kernel: Kernel, items: Sequence[Item], steps: Sequence[Step], *, measured: bool = False
 ) -> list[Sums]:
-    """Step all items together, with other gradients each time; returns the sums of those that are measured."""
+    """Step all items together, with other gradients each time; returns the sums of those that are measured.
+
+    With `measured` that is all of them.
+    """
     totals = [Sums()] * len(items)
     for number, step in enumerate(steps):
         new_gradients(items, number)
         for one in items:
-            one.meter = Meter(torch.device("cpu")) if one.measured else None
+            one.meter = Meter(torch.device("cpu")) if measured or one.measured else None
         kernel([one.update(step) for one in items])
         for index, one in enumerate(items):
             if one.meter is not None:
-                if one.meter.error is not None:
-                    raise one.meter.error
-                totals[index] += one.meter.sums()
+                totals[index] += sums_of(one.meter)
     return totals
+
+
+def sums_of(meter: Meter) -> Sums:
+    """What a meter holds, after its evidence for a verdict was compared with its histogram."""
+    if meter.error is not None:
+        raise meter.error
+    sums = meter.sums()
+    evidence = float(meter.row()[ROW.index(EVIDENCE)])
+    # A verdict asks for 30 of them: what is far below one does not count.
+    assert abs(evidence - expected_roundings(sums)) <= 1e-5 * evidence + 1e-3
+    return sums
 
 
 def assert_same_words(expected: Item, got: Item, before: Item) -> None:

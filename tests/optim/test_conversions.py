@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.optim import STRATEGIES, CollageAdamW, Strategy
+from roundoff.numerics import join_master
+from roundoff.optim import (
+    STRATEGIES,
+    CollageAdamW,
+    Strategy,
+    full_precision_state_dict,
+    to_low_precision,
+)
 from roundoff.optim.strategies import WEIGHT_WORDS
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -39,8 +46,6 @@ def state_of(optimizer: CollageAdamW) -> dict[str, Tensor]:
 
 def moment_of(optimizer: CollageAdamW, prefix: str = "") -> Tensor:
     """Everything stored of the second moment, float64."""
-    from roundoff.numerics import join_master
-
     state = state_of(optimizer)
     hi, name = state[f"{prefix}exp_avg_sq"], f"{prefix}exp_avg_sq_"
     if f"{name}remainder" in state:
@@ -195,6 +200,25 @@ def test_a_pair_resumed_without_its_second_word_warns_and_keeps_the_moments() ->
     assert not state_of(poorer)["lo"].any()
     for name in ("exp_avg", "exp_avg_sq", "exp_avg_sq_lo", "step"):
         assert torch.equal(state_of(poorer)[name], optimizer.state[w][name])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_float32_weight_of_1_001_cast_before_the_first_step_keeps_what_fits(strategy: str) -> None:
+    """Its rest is 0.001: `lo` holds the leading eight bits, a remainder or a master every one; all say how much."""
+    model = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.001)
+    optimizer = CollageAdamW(model.parameters(), strategy=strategy)
+    dropped = to_low_precision(model, BF16, optimizer=optimizer)
+    assert dropped == {"weight": pytest.approx(0.001 / 1.001, rel=1e-3)}
+    assert torch.equal(model.weight, torch.ones(3, 3, dtype=BF16))
+    plan, state = STRATEGIES[strategy], optimizer.state[model.weight]
+    value = full_precision_state_dict(model, optimizer)["weight"][0, 0]
+    if plan.keeps("lo"):
+        assert state["lo"][0, 0] == (torch.tensor(1.001) - 1.0).to(BF16)
+        assert value == 1.0 + state["lo"][0, 0].to(F32)
+    else:
+        assert value == (torch.tensor(1.001) if plan.keeps_more_than_the_word else 1.0)
 
 
 @pytest.mark.parametrize("strategy", ["fp32-state", "fp32-master"])
