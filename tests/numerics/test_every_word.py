@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rationals import BF16, BITS, F16, F32, bits_of, every_word
 from torch import Tensor
 
+from rationals import BF16, BITS, F16, F32, bits_of, every_word
 from roundoff import numerics
 from roundoff.numerics import FORMATS
 

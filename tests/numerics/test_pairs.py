@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
-from rationals import BF16, F16, F32, PAIR_DTYPES, bits_of, exact, float32s, nearest, patterns, spacing, words
 from torch import Tensor
 
+from rationals import BF16, F16, F32, PAIR_DTYPES, bits_of, exact, float32s, nearest, patterns, spacing, words
 from roundoff.numerics import FORMATS, add_compensated, add_to_pair, round_to, ulp
 
 Add = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

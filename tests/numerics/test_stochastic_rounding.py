@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from rationals import BF16, F16, F32, PAIR_DTYPES, bits_of, every_word, float32s
 from torch import Tensor
 
+from rationals import BF16, F16, F32, PAIR_DTYPES, bits_of, every_word, float32s
 from roundoff.numerics import FORMATS, mix_key, random_words, round_stochastic, round_to, ulp
 
 ALL_WORDS = torch.arange(1 << 16, dtype=torch.int32)

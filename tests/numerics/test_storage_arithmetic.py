@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
-from rationals import BF16, F16, PAIR_DTYPES, every_word, exact, nearest, partners, patterns, words
 from torch import Tensor
 
+from rationals import BF16, F16, PAIR_DTYPES, every_word, exact, nearest, partners, patterns, words
 from roundoff import numerics
 from roundoff.numerics import FORMATS
 from roundoff.numerics.transforms import add, multiply_add, product, subtract
