@@ -114,6 +114,27 @@ def test_parameters_without_storage_step_and_their_state_can_be_counted(strategy
     assert optimizer.state[w]["step"] == 3
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@every_strategy
+def test_zero_gradients_at_a_learning_rate_of_zero_leave_every_word(
+    strategy: str, dtype: torch.dtype
+) -> None:
+    """PyTorch takes such a step to make the state that a checkpoint is loaded into. Only −0.0 becomes 0.0."""
+    if dtype not in STRATEGIES[strategy].dtypes:
+        pytest.skip("does not store it")
+    words = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    words = words[words.isfinite()]
+    w = nn.Parameter(words.clone())
+    w.grad = torch.zeros_like(w)
+    optimizer = CollageAdamW([w], lr=0.0, strategy=strategy)
+    optimizer.step()
+    assert torch.equal(w, words)
+    assert torch.equal(optimizer.stored_value(w), words.to(F32))
+    changed = words[bits(w) != bits(words)]
+    assert changed.numel() <= 1
+    assert not changed.any()
+
+
 def swap(w: nn.Parameter, new: Tensor) -> None:
     w.data = new
 
