@@ -44,6 +44,13 @@ def test_every_operation_rounds_the_exact_result_once(dtype: torch.dtype, data: 
             assert got[n].isinf() if expected is None else exact(got[n]) == expected, name
 
 
+@pytest.mark.parametrize(("c", "expected"), [(0.0, 260.0), (2.0**-60, 260.0), (-(2.0**-60), 258.0)])
+def test_a_tie_is_decided_by_what_float64_cannot_hold(c: float, expected: float) -> None:
+    # 7 · 37 = 259 lies in the middle of two words, and float64 rounds 259 − 2⁻⁶⁰ to that middle.
+    seven, more, rest = (torch.tensor([x], dtype=BF16) for x in (7.0, 37.0, c))
+    assert multiply_add(seven, more, rest).item() == expected
+
+
 @pytest.mark.parametrize("dtype", PAIR_DTYPES, ids=str)
 @given(st.data())
 @settings(max_examples=100, deadline=None)

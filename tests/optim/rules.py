@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -106,6 +108,15 @@ def unchanged(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
 def by(u: float) -> tuple[float, Step]:
     """A gradient and a step that intend exactly u, a float32 number, whatever is kept: lr is |u|, the rest 0."""
     return (-1.0 if u > 0 else 1.0), Step(1, abs(u), 0.0, 0.0, 0.0, 0.0)
+
+
+@contextmanager
+def nothing_said() -> Iterator[None]:
+    """Fails where a warning comes. A filter "error" would not do: roundoff's warnings turn into log lines there."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield
+    assert [str(warning.message) for warning in said] == []
 
 
 def ones(dtype: torch.dtype = BF16, n: int = 64) -> nn.Parameter:
