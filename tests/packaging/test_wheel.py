@@ -85,7 +85,7 @@ def test_without_a_compiler_the_wheel_is_pure_python(tmp_path: Path) -> None:
     source = tmp_path / "source"
     ignored = shutil.ignore_patterns(".*", "_step.*", "__pycache__", "tests", "node_modules", "results")
     shutil.copytree(ROOT, source, ignore=ignored)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source]
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, source]
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, env={**os.environ, "CC": "no-such-compiler"}
     )
