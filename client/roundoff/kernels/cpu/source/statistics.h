@@ -187,7 +187,8 @@ INLINE void measure_decay(
     const int wide = weight == MASTER || weight == EXACT, pair = weight == PAIR || weight == KAHAN;
     const float ratio = fabsf(s->decay), half = ldexpf(1, -(wide ? 24 : precision(format)));
     int never = !pair && !(wide || format == FLOAT32) && ratio < half / 4, always = !pair && format != FLOAT16 && ratio > half * 4;
-    if (smallest_w < 0x1p-90f || !(never || always)) {
+    if (ratio == 0) return; /* a learning rate of 0: no term is tried */
+    if (smallest_w < 0x1p-90f || ratio < 0x1p-30f || !(never || always)) {
         try_decay(format, weight, b, old, s, row);
         return;
     }
