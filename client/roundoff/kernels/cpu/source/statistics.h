@@ -265,9 +265,9 @@ INLINE int measure_second(
 /* Biased exponent fields, in place: of r, the resolution of what is stored of w in the direction of u. */
 INLINE vi resolution_field(enum format format, enum weight weight, vf w, vf u)
 {
-    vi field = ((vi)magnitude(w) + ((vi)((vu)w ^ (vu)u) >> 31)) & 0x7f800000;
+    vi bits = (vi)magnitude(w) + ((vi)((vu)w ^ (vu)u) >> 31); /* −1 at 0, which the limit below takes care of */
     int emin = format == FLOAT16 && weight != MASTER && weight != EXACT ? -14 : -126;
-    return at_least(field, all_int((emin + 127) << 23));
+    return at_least(bits, all_int((emin + 127) << 23)) & 0x7f800000;
 }
 
 /* Expected roundings, and the histograms of headroom if they are wanted. `u` holds no subnormal number. */
