@@ -157,7 +157,7 @@ def test_kahan_and_the_pair_see_the_same_word(dtype: torch.dtype, data: st.DataO
     # t keeps 24 bits of the sum and y as many of the update: alike to what both have left of one another.
     near = pair[0].isfinite() & (u.abs() <= hi.abs().to(F32))
     for n in near.nonzero().flatten().tolist():
-        unit = spacing(exact(pair[1][n]) or exact(kahan[1][n]), dtype)
+        unit = max(spacing(exact(lo_of[n]), dtype) for lo_of in (pair[1], kahan[1]))
         blur = 4 * spacing(exact(hi[n]), F32)
         assert abs(exact(pair[1][n]) - exact(kahan[1][n])) <= unit + blur
 

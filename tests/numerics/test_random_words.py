@@ -87,6 +87,14 @@ def test_steps_parameters_and_seeds_are_independent(which: str) -> None:
         assert int((one == other).sum()) < 20  # about one is expected by chance
 
 
+def test_keys_that_share_their_lower_half_are_independent() -> None:
+    low = KEYS[0] & 0xFFFFFFFF
+    drawn = [words((mix_key(n) >> 32 << 32) | low) for n in range(8)]
+    for one, other in pairwise(drawn):
+        assert abs(correlation(one, other)) < 4.5
+        assert int((one == other).sum()) < 60  # sixteen are expected by chance
+
+
 def test_one_element_over_many_steps_is_even() -> None:
     for element in (0, 12_345, 2**33):
         index = torch.tensor([element])
