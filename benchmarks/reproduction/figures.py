@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
@@ -36,52 +37,84 @@ TITLES = {
     "edq": "effective descent quality (EDQ)",
 }
 HEIGHT = 520
+EFFICIENCY_RANGE = (-0.1, 1.7)
+"""Single steps of stochastic rounding leave it: their updates are all noise once they are small."""
 
 
 def losses(study: Study, theme: ThemeName = "light") -> go.Figure:
-    """Validation loss of every run by strategy, its mean, and the span of the float32 master's seeds."""
+    """Validation loss of every run by strategy, means, and the span of the float32 master's seeds.
+
+    A strategy that lacks some of the master's seeds gets no mean: it would be one of other texts and weights.
+    """
     figure = _panels(study, theme, "Final validation loss of every run, by strategy, for each β2.")
-    shown = [name for name in STRATEGIES if any(row.strategy == name for row in study.rows)]
-    traces = [make(row, COLORS[theme][row.strategy]) for make in (_seeds, _mean) for row in study.rows]
-    _place(figure, study, traces, study.rows * 2)
+    _points(figure, study, theme, [list(row.losses.values()) for row in study.rows], ".4f")
+    figure.update_xaxes(tickformat=".2f", nticks=5)
+    return figure
+
+
+def differences(study: Study, theme: ThemeName = "light") -> go.Figure:
+    """As `losses`, each run less the float32 master's of the same seed; the span is about the master's mean."""
+    figure = _panels(study, theme, "Validation loss less that of the float32 master with the same seed.")
+    _points(figure, study, theme, [row.differences for row in study.rows], "+.4f", about_mean=True)
+    figure.update_xaxes(tickformat="+.2f", nticks=5)
+    return figure
+
+
+def _points(
+    figure: go.Figure,
+    study: Study,
+    theme: ThemeName,
+    values: Sequence[Sequence[float]],
+    number: str,
+    *,
+    about_mean: bool = False,
+) -> None:
+    """One point per run and a stroke at their mean, a line per strategy; grey where the master's seeds lie."""
+    paired = list(zip(study.rows, values, strict=True))
+    whole = [(row, some) for row, some in paired if row.losses.keys() == row.reference.keys()]
+    traces = [_seeds(row, some, COLORS[theme][row.strategy], number) for row, some in paired]
+    traces += [_mean(row, some, COLORS[theme][row.strategy], number) for row, some in whole]
+    _place(figure, study, traces, [*study.rows, *(row for row, _ in whole)])
     for row in study.rows:
         if row.strategy == REFERENCE and len(row.losses) > 1:
             span = {"fillcolor": palette(theme).muted, "opacity": 0.16, "line_width": 0, "layer": "below"}
             where = dict(zip(("row", "col"), _panel(study, row), strict=True))
-            figure.add_vrect(min(row.losses.values()), max(row.losses.values()), **span, **where)
+            ends = [
+                end - about_mean * row.mean for end in (min(row.losses.values()), max(row.losses.values()))
+            ]
+            figure.add_vrect(*ends, **span, **where)
+    shown = [name for name in STRATEGIES if any(row.strategy == name for row in study.rows)]
     figure.update_yaxes(categoryorder="array", categoryarray=shown[::-1], range=[-0.6, len(shown) - 0.4])
     figure.update_yaxes(matches="y")
-    figure.update_xaxes(tickformat=".2f", nticks=5)
     figure.update_xaxes(title={"text": "nats per character", "standoff": 6}, row=len(ARITHMETICS))
-    return figure
 
 
-def _seeds(row: Row, color: str) -> go.Scatter:
+def _seeds(row: Row, values: Sequence[float], color: str, number: str) -> go.Scatter:
     symbol = "circle-open" if row.stands_in else "circle"
     return go.Scatter(
-        x=list(row.losses.values()),
-        y=[row.strategy] * len(row.losses),
+        x=list(values),
+        y=[row.strategy] * len(values),
         mode="markers",
         marker={"color": color, "size": 7, "symbol": symbol, "opacity": 0.75},
         customdata=list(row.losses),
-        hovertemplate=f"{row.strategy}, seed %{{customdata}}: %{{x:.4f}}<extra></extra>",
+        hovertemplate=f"{row.strategy}, seed %{{customdata}}: %{{x:{number}}}<extra></extra>",
         showlegend=False,
     )
 
 
-def _mean(row: Row, color: str) -> go.Scatter:
+def _mean(row: Row, values: Sequence[float], color: str, number: str) -> go.Scatter:
     return go.Scatter(
-        x=[row.mean],
+        x=[fmean(values)],
         y=[row.strategy],
         mode="markers",
         marker={"color": color, "size": 16, "symbol": "line-ns-open", "line": {"width": 2.5}},
-        hovertemplate=f"{row.strategy}, mean of {len(row.losses)}: %{{x:.4f}}<extra></extra>",
+        hovertemplate=f"{row.strategy}, mean of {len(values)}: %{{x:{number}}}<extra></extra>",
         showlegend=False,
     )
 
 
 def curves(study: Study, name: str, theme: ThemeName = "light") -> go.Figure:
-    """One figure of `summary.FIGURES` over the steps, the mean of the seeds: a panel per β2 and arithmetic."""
+    """One figure of `summary.FIGURES` over the steps: a panel per β2 and arithmetic."""
     title = TITLES[name]
     figure = _panels(study, theme, f"{title[0].upper()}{title[1:]} over steps, by strategy, for each β2.")
     traces = [_line(row, name, COLORS[theme][row.strategy]) for row in study.rows]
@@ -90,6 +123,8 @@ def curves(study: Study, name: str, theme: ThemeName = "light") -> go.Figure:
         trace.showlegend = True
     _place(figure, study, traces, study.rows)
     figure.update_yaxes(matches="y", nticks=6)
+    if name.endswith("efficiency"):
+        figure.update_yaxes(range=EFFICIENCY_RANGE)
     figure.update_xaxes(tickformat=",d", nticks=5)
     figure.update_xaxes(title={"text": "step", "standoff": 6}, row=len(ARITHMETICS))
     figure.update_layout(

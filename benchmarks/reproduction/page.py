@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from roundoff_dashboards.figures import THEMES
 
-from .figures import MODES, TITLES, curves, losses
+from .figures import MODES, TITLES, curves, differences, losses
 from .recipe import Recipe
 from .results import Result
 from .summary import Study, summarise
@@ -26,17 +26,24 @@ DATA, PAGE = "results.json", "index.html"
 CAPTIONS = {
     "losses": (
         "Validation loss",
-        "Every run, and the mean of each strategy as a stroke. Grey: what the seeds of the float32 master span. "
-        "Open circles stand in for a mode that the strategy has not.",
+        "Every run, and as a stroke the mean of each strategy that has all the seeds. Grey: what the seeds of the "
+        "float32 master span. Open circles stand in for a mode that the strategy has not.",
+    ),
+    "differences": (
+        "Validation loss against the float32 master's",
+        "The same, each run less the master's with the same seed, which had the same weights and batches. Grey: the "
+        "master's seeds about their mean.",
     ),
     "descent_efficiency": (
         "Descent efficiency",
-        "Share of the intended descent that is stored, whole model: 1 is lossless. Mean of the seeds; dotted where "
-        "the run in float32 arithmetic stands in.",
+        "Share of the intended descent that is stored, whole model: 1 is lossless. Mean of the seeds that all "
+        "strategies have; dotted where the run in float32 arithmetic stands in. Single steps of stochastic rounding "
+        "may leave the figure.",
     ),
     "norm_efficiency": (
         "Descent efficiency of the norms' weights",
-        "They start at 1, where bfloat16 is coarsest against a step, and stall first.",
+        "They start at 1, where bfloat16 is coarsest against a step. A few hundred elements: one step of stochastic "
+        "rounding is noise around 1.",
     ),
     "lost_fraction": (
         "Lost fraction",
@@ -71,7 +78,7 @@ def render(study: Study) -> str:
     return Template(TEMPLATE.read_text("utf-8")).substitute(
         progress=escape(progress(study)),
         made=study.made.isoformat(),
-        sections="\n".join([_figure("losses"), _table(study), *map(_figure, TITLES)]),
+        sections="\n".join([_figure("losses"), _figure("differences"), _table(study), *map(_figure, TITLES)]),
         plotly=get_plotlyjs(),
         figures=json.dumps(_figures(study)).replace("</", "<\\/"),
     )
@@ -81,6 +88,7 @@ def _figures(study: Study) -> dict[str, dict[str, object]]:
     """Every figure as Plotly's JSON, by name and theme."""
     return {
         "losses": {theme: _json(losses(study, theme)) for theme in THEMES},
+        "differences": {theme: _json(differences(study, theme)) for theme in THEMES},
         **{name: {theme: _json(curves(study, name, theme)) for theme in THEMES} for name in TITLES},
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from statistics import fmean, stdev
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from roundoff.optim import STRATEGIES
 
-from .recipe import REFERENCE, Recipe
+from .recipe import REFERENCE, Case, Recipe
 from .results import Result
 
 ARITHMETICS = ("fp32", "storage")
@@ -35,7 +35,7 @@ class Row(BaseModel):
     """The losses of the float32 master at this β2, by seed."""
     step: list[int]
     curves: dict[str, list[float | None]]
-    """Means over the seeds, by the names in `FIGURES`."""
+    """By the names in `FIGURES`: means over the seeds that all rows have, so that they can be compared."""
 
     @property
     def mean(self) -> float:
@@ -54,8 +54,11 @@ class Row(BaseModel):
 
     @property
     def within(self) -> bool | None:
-        """Whether the mean is one of the values that the float32 master's seeds span; None if it has too few."""
-        if len(self.reference) < 2:
+        """Whether the mean lies between the float32 master's smallest and largest loss over the seeds.
+
+        None where either has a seed that the other lacks, since seeds differ more than strategies, or for one.
+        """
+        if len(self.reference) < 2 or self.losses.keys() != self.reference.keys():
             return None
         return min(self.reference.values()) <= self.mean <= max(self.reference.values())
 
@@ -89,6 +92,10 @@ def summarise(recipe: Recipe, results: Sequence[Result], wanted: int, made: date
     """
     if not results:
         raise ValueError("no run has finished yet")
+    seeds: dict[Case, set[int]] = {}
+    for result in results:
+        seeds.setdefault(replace(result.case, seed=0), set()).add(result.seed)
+    shared = set.intersection(*seeds.values())
     rows = []
     for arithmetic in ARITHMETICS:
         for name, strategy in STRATEGIES.items():
@@ -97,7 +104,7 @@ def summarise(recipe: Recipe, results: Sequence[Result], wanted: int, made: date
                 runs = [r for r in results if (r.strategy, r.arithmetic, r.beta2) == (name, own, beta2)]
                 masters = [r for r in results if (r.strategy, r.beta2) == (REFERENCE, beta2)]
                 if runs:
-                    rows.append(_row(arithmetic, runs, masters, stands_in=own != arithmetic))
+                    rows.append(_row(arithmetic, runs, masters, shared, stands_in=own != arithmetic))
     return Study(
         recipe=asdict(recipe),
         parameters=results[0].parameters,
@@ -109,7 +116,10 @@ def summarise(recipe: Recipe, results: Sequence[Result], wanted: int, made: date
     )
 
 
-def _row(arithmetic: str, runs: Sequence[Result], masters: Sequence[Result], *, stands_in: bool) -> Row:
+def _row(
+    arithmetic: str, runs: Sequence[Result], masters: Sequence[Result], shared: set[int], *, stands_in: bool
+) -> Row:
+    comparable = [run.curve for run in runs if run.seed in shared] or [run.curve for run in runs]
     return Row(
         strategy=runs[0].strategy,
         arithmetic=arithmetic,
@@ -118,7 +128,7 @@ def _row(arithmetic: str, runs: Sequence[Result], masters: Sequence[Result], *, 
         losses=_losses(runs),
         reference=_losses(masters),
         step=runs[0].curve.step,
-        curves={name: _mean_curve([getattr(run.curve, name) for run in runs]) for name in FIGURES},
+        curves={name: _mean_curve([getattr(curve, name) for curve in comparable]) for name in FIGURES},
     )
 
 

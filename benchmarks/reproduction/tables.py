@@ -10,7 +10,7 @@ from .figures import MODES
 from .recipe import REFERENCE
 from .summary import Row, Study
 
-HEAD = ("strategy", "loss", "spread", "against the master", "verdict")
+HEAD = ("strategy", "seeds", "loss", "spread", "against the master", "verdict")
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def cells(row: Row) -> tuple[str, ...]:
     paper = STRATEGIES[row.strategy].paper
     name = f"{row.strategy} ({paper})" if paper else row.strategy
     spread = "" if row.spread is None else f"{row.spread:.4f}"
-    return (name, f"{row.mean:.4f}", spread, _against(row), _verdict(row))
+    return (name, str(len(row.losses)), f"{row.mean:.4f}", spread, _against(row), _verdict(row))
 
 
 def _against(row: Row) -> str:
@@ -51,7 +51,7 @@ def markdown(study: Study) -> str:
     lines = [progress(study)]
     for mode, label in MODES.items():
         lines += ["", f"{label[0].upper()}{label[1:]}:", ""]
-        lines += [f"| β2 | {' | '.join(HEAD)} |", "|---|---|---:|---:|---:|---|"]
+        lines += [f"| β2 | {' | '.join(HEAD)} |", "|---|---|---:|---:|---:|---:|---|"]
         for beta2, rows in tables(study, mode):
             lines += [f"| {beta2} | {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"

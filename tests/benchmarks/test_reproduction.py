@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 
@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import reproduce_collage
-from reproduction.figures import COLORS, curves, losses
-from reproduction.kernel import _add_once, _multiply, step_native
+from reproduction.figures import COLORS, curves, differences, losses
 from reproduction.model import Decoder, Linear, mean_loss
-from reproduction.page import PAGE, render
+from reproduction.page import DATA, PAGE, render
 from reproduction.recipe import BETAS2, REFERENCE, TINY, Case, Recipe, grid
 from reproduction.results import Curve, Result, load, save
 from reproduction.summary import FIGURES, Study, summarise
@@ -29,9 +28,7 @@ from reproduction.training import build, held_out, train
 from roundoff.demo.model import Shape
 from roundoff.demo.text import Text, load_text
 from roundoff.kernels import KERNELS
-from roundoff.metrics import Sums
-from roundoff.numerics import multiply, round_to
-from roundoff.optim import STRATEGIES, CollageAdamW
+from roundoff.optim import STRATEGIES
 from roundoff_dashboards.figures import THEMES
 
 ROOT = Path(__file__).parent.parent.parent
@@ -204,89 +201,6 @@ def test_a_product_is_rounded_once_as_pytorch_rounds_it_in_bfloat16() -> None:
         assert float((wide.abs() / native.double().abs().clamp_min(1e-2)).max()) <= 2**-7
 
 
-@pytest.mark.parametrize("beta2", BETAS2)
-@pytest.mark.parametrize("strategy", STORAGE)
-def test_the_quick_kernel_equals_the_reference_bit_for_bit(
-    strategy: str, beta2: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strict = KERNELS["reference", "storage"]
-    states = []
-    for kernel in (strict, step_native):
-        monkeypatch.setitem(KERNELS, ("reference", "storage"), kernel)
-        states.append(_trained(strategy, beta2))
-    assert states[0][0] == states[1][0]
-    for name, words in states[0][1].items():
-        assert torch.equal(words, states[1][1][name]), name
-
-
-def _trained(strategy: str, beta2: float) -> tuple[Sums, dict[str, Tensor]]:
-    """The sums and the words after some steps on weights and gradients of many magnitudes."""
-    draw = torch.Generator().manual_seed(0)
-    spread = torch.exp2(torch.randint(-24, 4, (2000,), generator=draw).float())
-    param = nn.Parameter((torch.randn(2000, generator=draw) * spread).to(BF16))
-    optimizer = CollageAdamW(
-        [param], lr=1e-3, betas=(0.9, beta2), weight_decay=0.1,
-        strategy=strategy, arithmetic="storage", backend="reference",
-    )  # fmt: skip
-    sums = Sums()
-    for step in range(16):
-        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
-        scale = spread.roll(step) if step % 3 else torch.ones(())
-        param.grad = (torch.randn(2000, generator=draw) * scale).to(BF16)
-        optimizer.meters = {}
-        optimizer.step()
-        sums += optimizer.meters[param].sums()
-    state = optimizer.state[param]
-    return sums, {"param": param.detach(), **{name: state[name] for name in state if name != "step"}}
-
-
-def test_a_sum_in_two_steps_is_rounded_once() -> None:
-    draw = torch.Generator().manual_seed(1)
-    a = torch.exp2(torch.randint(-4, 4, (200_000,), generator=draw).float()) * (1 + 2**-8)
-    a = a * torch.where(torch.rand(200_000, generator=draw) < 0.5, 1, -1)
-    b = a.abs() * torch.exp2(-torch.randint(16, 40, (200_000,), generator=draw).float())
-    b = b * torch.where(torch.rand(200_000, generator=draw) < 0.5, 1, -1)
-    once = round_to(a.double() + b.double(), BF16)
-    assert torch.equal(_add_once(a, b), once)
-    assert not torch.equal((a + b).to(BF16), once)
-
-
-def test_a_pair_is_multiplied_as_the_reference_does_it() -> None:
-    draw = torch.Generator().manual_seed(2)
-
-    def words(low: int, high: int) -> Tensor:
-        size = torch.exp2(torch.randint(low, high, (400_000,), generator=draw).float())
-        return (torch.randn(400_000, generator=draw) * size).to(BF16)
-
-    hi, lo, c_hi, c_lo = words(-20, 4), words(-40, -8), words(-1, 1), words(-24, -8)
-    for ours, theirs in zip(_multiply(hi, lo, c_hi, c_lo), multiply(hi, lo, c_hi, c_lo), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_pytorch_rounds_every_bfloat16_root_once() -> None:
-    words = torch.arange(0, 0x7F80, dtype=torch.int16).view(BF16)
-    assert torch.equal(words.sqrt(), round_to(words.double().sqrt(), BF16))
-
-
-@pytest.mark.parametrize("options", [{"amsgrad": True}, {"maximize": True}])
-def test_the_quick_kernel_refuses_what_it_does_not_know(
-    options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(KERNELS, ("reference", "storage"), step_native)
-    with pytest.raises(ValueError, match="plain AdamW only"):
-        _step(BF16, **options)
-    with pytest.raises(TypeError, match=r"takes bfloat16, got torch\.float16"):
-        _step(torch.float16)
-
-
-def _step(dtype: torch.dtype, *, amsgrad: bool = False, maximize: bool = False) -> None:
-    param = nn.Parameter(torch.ones(4, dtype=dtype))
-    param.grad = torch.ones(4, dtype=dtype)
-    CollageAdamW(
-        [param], arithmetic="storage", backend="reference", amsgrad=amsgrad, maximize=maximize
-    ).step()
-
-
 def made(case: Case, loss: float, recipe: Recipe = TINY) -> Result:
     curve = Curve(step=[1, 3, 5], train_loss=[3.0, 2.0, 1.0], update_norm=[1.0, 1.0, 1.0])
     for name in (*FIGURES, "invisible_fraction"):
@@ -330,13 +244,22 @@ def test_a_row_says_how_far_it_is_from_the_master(sample: Study) -> None:
     assert sample.row("light", "storage", 0.99) is None
 
 
+def test_seeds_that_the_master_lacks_or_has_alone_give_no_verdict() -> None:
+    results = [made(Case(REFERENCE, "fp32", 0.99, seed), 2.0 + seed / 10) for seed in (0, 1, 2)]
+    results += [made(Case("plus", "fp32", 0.99, seed), 2.0 + seed / 10) for seed in (0, 1)]
+    row = summarise(TINY, results, wanted=6, made=date(2026, 1, 2)).row("plus", "fp32", 0.99)
+    assert row is not None
+    assert row.differences == [0, 0]
+    assert row.within is None
+
+
 def test_the_tables_say_the_same_in_words(sample: Study) -> None:
     page = markdown(sample)
     assert page.startswith("36 of 50 runs, 2 seeds, 100 parameters, 6 steps")
-    assert "| 0.99 | none (A) | 3.2000 | 0.2828 | +1.0500 (+0.9000 … +1.2000) | outside |" in page
-    assert "| 0.99 | light (B) | 1.9500 | 0.0707 | −0.2000 (−0.2000 … −0.2000) | better |" in page
-    assert "| 0.99 | plus (C) | 2.1200 | 0.0141 | −0.0300 (−0.0700 … +0.0100) | within |" in page
-    assert "| 0.99 | fp32-master (D) | 2.1500 | 0.0707 |  |  |" in page.partition("Storage arithmetic")[2]
+    assert "| 0.99 | none (A) | 2 | 3.2000 | 0.2828 | +1.0500 (+0.9000 … +1.2000) | outside |" in page
+    assert "| 0.99 | light (B) | 2 | 1.9500 | 0.0707 | −0.2000 (−0.2000 … −0.2000) | better |" in page
+    assert "| 0.99 | plus (C) | 2 | 2.1200 | 0.0141 | −0.0300 (−0.0700 … +0.0100) | within |" in page
+    assert "| 0.99 | fp32-master (D) | 2 | 2.1500 | 0.0707 |  |  |" in page.partition("Storage arithmetic")[2]
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -347,13 +270,24 @@ def test_the_figures_show_every_row_in_its_panel(sample: Study, theme: str) -> N
         assert {trace.line.color for trace in figure.data} == {COLORS[theme][one] for one in LOSSES}  # type: ignore[index]
         assert sorted(trace.name for trace in figure.data if trace.showlegend) == sorted(LOSSES)
         assert len({trace.xaxis for trace in figure.data}) == 6
-    figure = losses(sample, theme)  # type: ignore[arg-type]
-    points = [trace for trace in figure.data if trace.marker.symbol != "line-ns-open"]
-    assert sorted(x for trace in points for x in trace.x) == sorted(
-        loss for row in sample.rows for loss in row.losses.values()
-    )
-    assert len(figure.layout.shapes) == 6
-    assert {(shape.x0, shape.x1) for shape in figure.layout.shapes} == {(2.1, 2.2)}
+    for make, values, span in (
+        (losses, [list(row.losses.values()) for row in sample.rows], (2.1, 2.2)),
+        (differences, [row.differences for row in sample.rows], (-0.05, 0.05)),
+    ):
+        figure = make(sample, theme)  # type: ignore[operator]
+        strokes = [trace for trace in figure.data if trace.marker.symbol == "line-ns-open"]
+        points = [trace for trace in figure.data if trace not in strokes]
+        assert [list(trace.x) for trace in points] == values
+        assert [trace.x[0] for trace in strokes] == [sum(some) / len(some) for some in values]
+        assert len(figure.layout.shapes) == 6
+        assert {(round(shape.x0, 9), round(shape.x1, 9)) for shape in figure.layout.shapes} == {span}
+
+
+def test_a_strategy_that_lacks_seeds_shows_no_mean() -> None:
+    results = [made(Case(REFERENCE, "fp32", 0.99, seed), 2.0) for seed in (0, 1)]
+    results.append(made(Case("plus", "fp32", 0.99, 0), 2.0))
+    figure = losses(summarise(TINY, results, wanted=6, made=date(2026, 1, 2)))
+    assert {trace.y[0] for trace in figure.data if trace.marker.symbol == "line-ns-open"} == {REFERENCE}
 
 
 def test_every_strategy_has_a_colour_of_its_own() -> None:
@@ -371,3 +305,16 @@ def test_results_of_another_recipe_are_refused_and_half_written_ones_are_not_see
     assert found[result.case].loss != found[result.case].loss
     with pytest.raises(ValueError, match=r"holds runs of another recipe, such as plus-fp32-0\.99-seed0"):
         load(tmp_path, Recipe())
+
+
+def test_the_page_in_the_docs_is_made_from_its_data() -> None:
+    folder = ROOT / "docs" / "reproduction"
+    kept = Study.model_validate_json((folder / DATA).read_text("utf-8"))
+    assert kept.recipe == asdict(Recipe())
+    assert markdown(kept) in (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    fresh, page = (
+        "".join(html.replace(get_plotlyjs(), "").split())
+        for html in (render(kept), (folder / PAGE).read_text("utf-8"))
+    )
+    # Not by pytest's own comparison, which takes minutes over half a megabyte.
+    assert hash(fresh) == hash(page), "make the page again: --report docs/reproduction"
