@@ -247,10 +247,13 @@ def test_a_row_says_how_far_it_is_from_the_master(sample: Study) -> None:
 def test_seeds_that_the_master_lacks_or_has_alone_give_no_verdict() -> None:
     results = [made(Case(REFERENCE, "fp32", 0.99, seed), 2.0 + seed / 10) for seed in (0, 1, 2)]
     results += [made(Case("plus", "fp32", 0.99, seed), 2.0 + seed / 10) for seed in (0, 1)]
-    row = summarise(TINY, results, wanted=6, made=date(2026, 1, 2)).row("plus", "fp32", 0.99)
+    study = summarise(TINY, results, wanted=6, made=date(2026, 1, 2))
+    row, master = study.row("plus", "fp32", 0.99), study.row(REFERENCE, "fp32", 0.99)
     assert row is not None
+    assert master is not None
     assert row.differences == [0, 0]
     assert row.within is None
+    assert row.curves["edq"] == master.curves["edq"] == [1.0, 1.0, None]
 
 
 def test_the_tables_say_the_same_in_words(sample: Study) -> None:
