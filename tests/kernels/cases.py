@@ -73,7 +73,10 @@ def specials(dtype: torch.dtype) -> Tensor:
     tiny = [info.smallest_normal, subnormal * 0.5, subnormal * info.eps, subnormal * (1 - info.eps)]
     huge = [info.max, info.max / 2, math.sqrt(info.max)]
     values = torch.tensor([0.0, 1.0, 0.5, math.inf, *tiny, *huge], dtype=torch.float64).to(dtype)
-    return torch.cat((values, -values, torch.tensor([math.nan], dtype=dtype)))
+    # NaN with every bit set, which rounding by adding to the pattern would turn into a zero.
+    most = (1 << (8 * dtype.itemsize - 1)) - 1
+    nan = torch.tensor([most, -1], dtype=BITS[dtype.itemsize]).view(dtype)
+    return torch.cat((values, -values, nan, nan, torch.tensor([math.nan], dtype=dtype)))
 
 
 def mixed(dtype: torch.dtype, size: int, scale: float, generator: torch.Generator) -> Tensor:
