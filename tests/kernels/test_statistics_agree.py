@@ -200,7 +200,7 @@ def compare(backend: str, before: list[Item], steps: list[Step]) -> None:
         assert_same_sums(one, other, f"{start.plan.name} {start.name}")
 
 
-RATES = [2.0**-k * factor for k, factor in product(range(6, 15), (0.75, 1.0, 1.25))] + [
+RATES = [2.0**-k * factor for k, factor in product(range(6, 22), (0.75, 1.0, 1.25))] + [
     2.0**-24,
     2.0**-25,
     3e-8,

@@ -29,7 +29,7 @@ FLAGS = (
 )
 """No flag here lets the compiler reassociate, contract or otherwise change what is rounded."""
 
-X86_SETS = {"baseline": (), "avx2": ("-mavx2", "-mf16c"), "avx512": ("-mavx512f", "-mf16c")}
+X86_SETS = {"baseline": (), "avx2": ("-mavx2", "-mf16c"), "avx512": ("-mavx512f", "-mavx512bw", "-mf16c")}
 """Compiler flags by instruction set, of which the library picks one when it runs."""
 
 

@@ -26,10 +26,13 @@ INLINE void run(
     int bins)
 {
     float numerator[BLOCK] __attribute__((aligned(64))), root[BLOCK] __attribute__((aligned(64)));
-    struct before before;
-    if (tally != NULL) remember(format, weight, second, b, &before);
-    update_block(format, weight, second, has_decay, b, &job->scalars, numerator, root);
-    if (tally != NULL) measure_block(job, b, &before, numerator, tally, bins);
+    if (tally == NULL) {
+        update_block(format, weight, second, has_decay, 0, b, &job->scalars, NULL, numerator, root);
+        return;
+    }
+    struct before before __attribute__((aligned(64)));
+    update_block(format, weight, second, has_decay, 1, b, &job->scalars, &before, numerator, root);
+    measure_block(job, b, &before, numerator, tally, bins);
 }
 
 static void step(const struct job *job, const struct block *b, struct tally *tally, int bins)

@@ -28,6 +28,7 @@
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int16_t vh __attribute__((vector_size(4 * LANES))); /* two to a lane of the others: for counts and exponents */
 
 /* Dependent chains that a loop keeps in flight: each step of the arithmetic is written for all of them before the
    next, since a core sees only some fifty instructions ahead. */
@@ -111,27 +112,108 @@ INLINE vi at_least(vi x, vi limit)
 #endif
 }
 
+/* Each lane's lower half moved up, its upper half moved down. Byte shuffles, where there are any: AMD's first AVX2
+   cores have one unit for shifts, which the stores need too, and half of all instructions here would wait for it. */
+INLINE vu moved_up(vu x)
+{
+#if LANES == 8
+    const __m256i from = _mm256_setr_epi8(
+        -1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13, -1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13);
+    return (vu)_mm256_shuffle_epi8((__m256i)x, from);
+#else
+    return x << 16;
+#endif
+}
+
+INLINE vu moved_down(vu x)
+{
+#if LANES == 8
+    const __m256i from = _mm256_setr_epi8(
+        2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1, 2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1);
+    return (vu)_mm256_shuffle_epi8((__m256i)x, from);
+#else
+    return x >> 16;
+#endif
+}
+
+/* The smaller and the larger of each half lane. */
+INLINE vh smaller(vh x, vh y)
+{
+#if LANES == 16
+    return (vh)_mm512_min_epi16((__m512i)x, (__m512i)y);
+#elif LANES == 8
+    return (vh)_mm256_min_epi16((__m256i)x, (__m256i)y);
+#elif defined(__SSE2__)
+    return (vh)_mm_min_epi16((__m128i)x, (__m128i)y);
+#else
+    vh below = x < y;
+    return (x & below) | (y & ~below);
+#endif
+}
+
+INLINE vh larger(vh x, vh y)
+{
+#if LANES == 16
+    return (vh)_mm512_max_epi16((__m512i)x, (__m512i)y);
+#elif LANES == 8
+    return (vh)_mm256_max_epi16((__m256i)x, (__m256i)y);
+#elif defined(__SSE2__)
+    return (vh)_mm_max_epi16((__m128i)x, (__m128i)y);
+#else
+    vh above = x > y;
+    return (x & above) | (y & ~above);
+#endif
+}
+
+INLINE vh all_half(int16_t x) { return x + (vh){0}; }
+
+/* Lower halves of one, upper halves of the other. */
+INLINE vu halves(vu lower, vu upper)
+{
+#if LANES == 8
+    return (vu)_mm256_blend_epi16((__m256i)lower, (__m256i)upper, 0xaa);
+#else
+    return (lower & 0xffffu) | (upper & 0xffff0000u);
+#endif
+}
+
 INLINE vf magnitude(vf x) { return (vf)((vu)x & 0x7fffffffu); }
 
+/* Across lanes, by way of memory: taking lanes out of a register one by one costs several instructions each. */
 INLINE float sum_of(vf x)
 {
-    float total = 0;
-    for (int k = 0; k < LANES; k++) total += x[k];
+    float lanes[LANES], total = 0;
+    memcpy(lanes, &x, sizeof x);
+    for (int k = 0; k < LANES; k++) total += lanes[k];
     return total;
 }
+
+INLINE int smallest_half(vh x)
+{
+    int16_t lanes[2 * LANES], smallest = INT16_MAX;
+    memcpy(lanes, &x, sizeof x);
+    for (int k = 0; k < 2 * LANES; k++) smallest = lanes[k] < smallest ? lanes[k] : smallest;
+    return smallest;
+}
+
+INLINE int largest_half(vh x) { return -1 - smallest_half(-1 - x); }
+
+INLINE int64_t count_of(vi hits)
+{
+    int32_t lanes[LANES], total = 0;
+    memcpy(lanes, &hits, sizeof hits);
+    for (int k = 0; k < LANES; k++) total += lanes[k];
+    return total;
+}
+
+/* Of comparisons that were added up: true is −1. */
+INLINE int64_t times_true(vh hits) { return -count_of(((vi)((vu)hits << 16) >> 16) + ((vi)hits >> 16)); }
 
 INLINE float smallest_of(vf x)
 {
     float smallest = x[0];
     for (int k = 1; k < LANES; k++) smallest = x[k] < smallest ? x[k] : smallest;
     return smallest;
-}
-
-INLINE int64_t count_of(vi hits)
-{
-    int64_t total = 0;
-    for (int k = 0; k < LANES; k++) total += hits[k];
-    return total;
 }
 
 /* Even and odd elements of 2·LANES binary32 values, and back. */

@@ -6,24 +6,15 @@
 #ifndef ROUNDOFF_STATISTICS_H
 #define ROUNDOFF_STATISTICS_H
 
-#include "before.h"
 #include "exact.h"
-#include "update.h"
+#include "headroom.h"
+#include "second.h"
 
 #define COMFORTABLE 1e-25f /* a block's sum of squares from here on has lost nothing that shows to underflow */
-#define SMALL_SQUARE 0x1p-100f
 
 /* Vectors that these loops take at a time: more would not stay in registers beside the sums. */
 #define FEW 2
 #define FOR_FEW for (int k = 0; k < FEW; k++)
-
-INLINE void read_some_moment(enum format format, enum second second, const char *words, long i, vf *x)
-{
-    if (second == WIDE)
-        read_some_wide(format, words, i, x, FEW);
-    else
-        read_some(format, words, i, x, FEW);
-}
 
 /* Everything stored of the weight, and its change. */
 struct words {
@@ -56,80 +47,127 @@ INLINE void read_both(enum format format, enum weight weight, const struct block
     }
 }
 
-/* What one look at a block has found; a count is negative, since a true comparison is −1. */
+/* Of one block: sums, comparisons that were added up (−1 for true), and the smallest abs(w). */
 struct found {
-    vf uu, ua, aa, us, ss, ww, smallest_u, smallest_w;
-    vi zero_u, lost, invisible, unchanged, under;
+    vf uu, ua, aa, us, ss, ww, smallest_w;
+    vi lost, decay_lost;
 };
 
-/* Products and counts of u, a, s and w. Unless `careful`, every u is taken to be a normal number, not 0. */
-INLINE void look(
-    enum format format, enum weight weight, int careful, const struct block *b, const struct before *old, const float *u, struct found *f)
+/* −lr·wd up to which the second word alone decides. Where the first changed, it did so by at least 2^−9 of itself, and
+   for the second to come out as it was, d has to be as large as that. */
+#define LITTLE_DECAY 0x1p-12f
+
+/* Where adding the decay term d alone would leave both words of a pair as they are. */
+INLINE vi pair_keeps(enum format format, vf hi, vf lo, vf d)
 {
-    int plain = weight == PLAIN || weight == STOCHASTIC;
-    f->smallest_u = f->smallest_w = all(1);
+    vf t = hi + (lo + d);
+    return rounded_to(format, t - rounded_to(format, t)) == lo;
+}
+
+/* Products of u, a, s and w, and what was lost of weights that keep more than the word; for a pair that `decays` also
+   what was lost of the decay term. */
+INLINE void look(
+    enum format format,
+    enum weight weight,
+    int decays,
+    const struct block *b,
+    const struct before *old,
+    const struct scalars *s,
+    const float *u,
+    struct found *f)
+{
+    f->smallest_w = all(1);
     for (long i = 0; i < b->numel; i += FEW * LANES) {
         struct words w;
         read_both(format, weight, b, old, i, &w);
         for (int k = 0; k < FEW; k++) {
             vf intended = load_f32(u + i + k * LANES), seen = w.seen[k], applied = w.applied[k];
-            vi gone = applied == 0, same = seen == 0;
-            if (careful) {
-                vi zero = intended == 0;
-                vf size = magnitude(intended);
-                f->zero_u += zero;
-                f->unchanged += same;
-                gone &= ~zero, same &= ~zero;
-                f->smallest_u = at_most((vf)((vu)size | ((vu)zero & 0x3f800000u)), f->smallest_u);
-                if (format == FLOAT16) f->under += (size <= 0x1p-25f) & ~zero;
-            } else {
-                f->smallest_u = at_most(magnitude(intended), f->smallest_u);
-            }
-            f->lost += gone;
-            f->smallest_w = at_most(magnitude(w.whole[k]), f->smallest_w);
             f->uu += intended * intended;
             f->ua += intended * applied;
             f->aa += applied * applied;
             f->ww += w.whole[k] * w.whole[k];
-            if (plain) continue;
-            f->invisible += same;
+            if (decays || weight != PLAIN) f->smallest_w = at_most(magnitude(w.whole[k]), f->smallest_w);
+            if (weight == PLAIN) continue;
+            f->lost += applied == 0;
             f->us += intended * seen;
             f->ss += seen * seen;
+            if (decays && weight == PAIR && format == BFLOAT16) f->decay_lost += pair_keeps(format, w.hi[k], w.lo[k], w.whole[k] * s->decay);
         }
     }
-    if (plain) f->invisible = f->lost, f->us = f->ua, f->ss = f->aa;
-    if (!careful) f->unchanged = f->invisible;
+    if (weight == PLAIN) f->us = f->ua, f->ss = f->aa;
 }
 
-/* Returns 0 where the block must be measured exactly. `smallest_w`: of abs(w), to find out whether any is 0. */
-INLINE int measure_weight(
-    enum format format, enum weight weight, const struct block *b, const struct before *old, const float *u, double *row, float *smallest_w)
+struct counts {
+    int64_t tries, lost, invisible, unchanged, under;
+};
+
+/* The counts one by one, for blocks in which some u or some word is 0. Returns 0 if some u is subnormal. */
+INLINE int recount(
+    enum format format, enum weight weight, const struct block *b, const struct before *old, const float *u, struct counts *c)
 {
-    struct found f = {0};
-    /* Below the normal range of binary16 updates can underflow, which only the careful look counts. */
-    const float usual = format == FLOAT16 ? 0x1p-24f : 0x1p-126f;
-    look(format, weight, 0, b, old, u, &f);
-    if (smallest_of(f.smallest_u) < usual) {
-        f = (struct found){0};
-        look(format, weight, 1, b, old, u, &f);
-        if (smallest_of(f.smallest_u) < 0x1p-126f) return 0; /* binary32 holds it as a subnormal number */
+    vi zero_u = {0}, lost = {0}, invisible = {0}, unchanged = {0}, under = {0};
+    vf smallest = all(1);
+    for (long i = 0; i < b->numel; i += FEW * LANES) {
+        struct words w;
+        read_both(format, weight, b, old, i, &w);
+        for (int k = 0; k < FEW; k++) {
+            vf intended = load_f32(u + i + k * LANES), size = magnitude(intended);
+            vi zero = intended == 0, same = w.seen[k] == 0;
+            zero_u += zero;
+            unchanged += same;
+            invisible += same & ~zero;
+            lost += (w.applied[k] == 0) & ~zero;
+            smallest = at_most((vf)((vu)size | ((vu)zero & 0x3f800000u)), smallest);
+            if (format == FLOAT16) under += (size <= 0x1p-25f) & ~zero;
+        }
     }
-    *smallest_w = smallest_of(f.smallest_w);
-    float uu = sum_of(f.uu), aa = sum_of(f.aa), ss = sum_of(f.ss), ww = sum_of(f.ww);
-    int64_t tries = b->numel + count_of(f.zero_u), losses = -count_of(f.lost), hidden = -count_of(f.invisible);
-    if (!isfinite(uu + aa + ss + ww)) return 0;
-    if (tries && uu < COMFORTABLE) return 0;
-    if (tries > losses && aa < COMFORTABLE) return 0;
-    if (tries > hidden && ss < COMFORTABLE) return 0;
-    if (ww > 0 && ww < COMFORTABLE) return 0;
+    *c = (struct counts){b->numel + count_of(zero_u), -count_of(lost), -count_of(invisible), -count_of(unchanged), -count_of(under)};
+    return smallest_of(smallest) >= 0x1p-126f; /* binary32 holds it as a normal number */
+}
+
+/* Everything but the second moment and the decay. Returns 0 where the block must be measured exactly. */
+INLINE int measure_weight(
+    enum format format,
+    enum weight weight,
+    int decays,
+    const struct block *b,
+    const struct before *old,
+    const struct scalars *s,
+    const float *u,
+    struct tally *tally,
+    int bins,
+    struct found *f)
+{
+    double *row = tally->row;
+    uint8_t bin[BLOCK];
+    look(format, weight, decays, b, old, s, u, f);
+    float uu = sum_of(f->uu), aa = sum_of(f->aa), ss = sum_of(f->ss), ww = sum_of(f->ww);
+    if (!isfinite(uu + aa + ss + ww) || (ww > 0 && ww < COMFORTABLE)) return 0;
+    struct reached r = {.least = all_half(INT16_MAX)};
+    reach(format, weight, 0, b, old, u, bins ? bin : NULL, &r);
+    int64_t same = times_true(r.same), none = times_true(r.none);
+    struct counts c = {b->numel, weight == PLAIN ? same : -count_of(f->lost), same, same, 0};
+    if (none || smallest_half(r.least) == 0 || times_true(r.small)) {
+        if (!recount(format, weight, b, old, u, &c)) return 0;
+        if (none) {
+            r = (struct reached){.least = r.least};
+            reach(format, weight, 1, b, old, u, NULL, &r);
+        }
+    }
+    if (c.tries && uu < COMFORTABLE) return 0;
+    if (c.tries > c.lost && aa < COMFORTABLE) return 0;
+    if (c.tries > c.invisible && ss < COMFORTABLE) return 0;
+    if (weight == PLAIN && !decays) f->smallest_w = all(format == BFLOAT16 ? from_bf16(smallest_half(r.least)) : 0);
     row[NUMEL] += (double)b->numel;
-    row[ATTEMPTED] += (double)tries;
-    row[LOST] += (double)losses;
-    row[INVISIBLE] += (double)hidden;
-    row[UNCHANGED] -= (double)count_of(f.unchanged);
-    row[UNDERFLOWED] -= (double)count_of(f.under);
-    row[SUM_UU] += uu, row[SUM_UA] += sum_of(f.ua), row[SUM_AA] += aa;
-    row[SUM_US] += sum_of(f.us), row[SUM_SS] += ss, row[SUM_WW] += ww;
+    row[ATTEMPTED] += (double)c.tries;
+    row[LOST] += (double)c.lost;
+    row[INVISIBLE] += (double)c.invisible;
+    row[UNCHANGED] += (double)c.unchanged;
+    row[UNDERFLOWED] += (double)c.under;
+    row[SUM_UU] += uu, row[SUM_UA] += sum_of(f->ua), row[SUM_AA] += aa;
+    row[SUM_US] += sum_of(f->us), row[SUM_SS] += ss, row[SUM_WW] += ww;
+    row[EXPECTED_ROUNDINGS] += expected_roundings(&r);
+    if (bins) count_bins(bin, u, b->numel, tally);
     return 1;
 }
 
@@ -172,139 +210,52 @@ INLINE void try_decay(
     row[DECAY_LOST] -= (double)count_of(lost);
 }
 
-/* The same, by the ratio of the term to the weight where that alone decides: −lr·wd is one number for all. Toward zero
-   half the gap of a p-bit number w is at least 2^−(p+1)·abs(w) and less than 2^−p·abs(w), so a plain word never
-   moves below the one and always above the other. */
+/* The same where the ratio of the term to the weight alone decides, since −lr·wd is one number for all, or where `look`
+   has counted. Toward zero half the gap of a p-bit number w is at least 2^−(p+1)·abs(w) and less than 2^−p·abs(w), so a
+   plain word never moves below the one and always above the other. */
 INLINE void measure_decay(
     enum format format,
     enum weight weight,
     const struct block *b,
     const struct before *old,
     const struct scalars *s,
-    float smallest_w,
+    const struct found *f,
     double *row)
 {
-    const int wide = weight == MASTER || weight == EXACT, pair = weight == PAIR || weight == KAHAN;
+    const int wide = weight == MASTER || weight == EXACT;
     const float ratio = fabsf(s->decay), half = ldexpf(1, -(wide ? 24 : precision(format)));
-    int never = !pair && !(wide || format == FLOAT32) && ratio < half / 4, always = !pair && format != FLOAT16 && ratio > half * 4;
+    int never = weight != PAIR && !(wide || format == FLOAT32) && ratio < half / 4;
+    int counted = weight == PAIR && format == BFLOAT16 && ratio < LITTLE_DECAY;
+    int always = weight != PAIR && format != FLOAT16 && ratio > half * 4;
     if (ratio == 0) return; /* a learning rate of 0: no term is tried */
-    if (smallest_w < 0x1p-90f || ratio < 0x1p-30f || !(never || always)) {
+    if (smallest_of(f->smallest_w) < 0x1p-90f || ratio < 0x1p-30f || !(never || always || counted)) {
         try_decay(format, weight, b, old, s, row);
         return;
     }
     row[DECAY_ATTEMPTED] += (double)b->numel;
     if (never) row[DECAY_LOST] += (double)b->numel;
+    if (counted) row[DECAY_LOST] -= (double)count_of(f->decay_lost);
 }
 
-/* Where neither word of a pair of elements has changed: even and odd lanes, from words as they lie in memory. */
-INLINE void unchanged_words(const char *before, const char *after, const char *before_lo, const char *after_lo, long i, vi *same)
+/* How a weight is kept, for the statistics: the ways of rounding do not differ in that. */
+INLINE enum weight kept_as(enum weight weight)
 {
-    for (int k = 0; k < FEW; k += 2) {
-        long at = 2 * (i + k * LANES);
-        vu moved = load(before + at) ^ load(after + at);
-        if (before_lo) moved |= load(before_lo + at) ^ load(after_lo + at);
-        same[k] = (moved << 16) == 0;
-        same[k + 1] = (moved & HIGH) == 0;
+    return weight == KAHAN ? PAIR : weight == STOCHASTIC ? PLAIN : weight;
+}
+
+/* Each of these loops is compiled once per kind of storage, not per strategy: not inlined. */
+#define KIND(FORMAT, WEIGHT)                                                                                         \
+    static __attribute__((noinline)) int measure_##FORMAT##_##WEIGHT(                                                \
+        int has_decay, const struct block *b, const struct before *old, const struct scalars *s, const float *u,     \
+        struct tally *tally, int bins)                                                                               \
+    {                                                                                                                \
+        struct found f = {0};                                                                                        \
+        int good = has_decay && (WEIGHT == PAIR || FORMAT != BFLOAT16)                                               \
+                       ? measure_weight(FORMAT, WEIGHT, 1, b, old, s, u, tally, bins, &f)                            \
+                       : measure_weight(FORMAT, WEIGHT, 0, b, old, s, u, tally, bins, &f);                           \
+        if (good && has_decay) measure_decay(FORMAT, WEIGHT, b, old, s, &f, tally->row);                             \
+        return good;                                                                                                 \
     }
-}
-
-/* The second moment's words against g². Returns 0 where the block must be measured exactly. */
-INLINE int measure_second(
-    enum format format, enum second second, const struct block *b, const struct before *old, const struct scalars *s, double *row)
-{
-    vi even = {0}, stuck = {0}, high = {0}, zero = {0}, low = {0}, under = {0};
-    vf total = {0};
-    const int counts_underflow = format == FLOAT16 && second != WIDE;
-    float small = s->v_limit > 0x1p-101 && !counts_underflow ? (float)s->v_limit * 1.01f : SMALL_SQUARE;
-    for (long i = 0; i < b->numel; i += FEW * LANES) {
-        vf g[FEW], v[FEW], now[FEW], rest[FEW], away[FEW];
-        vi same[FEW];
-        read_some(format, b->grad, i, g, FEW);
-        if (second == TWO_EXACT)
-            read_some_exact(old->v, old->v_lo, i, v, FEW);
-        else
-            read_some_moment(format, second, old->v, i, v);
-        FOR_FEW rest[k] = (vf){0};
-        if (second == TWO_WORDS) read_some(format, old->v_lo, i, rest, FEW);
-        if (format == BFLOAT16 && second != WIDE) {
-            int both = second != ONE_WORD;
-            unchanged_words(old->v, b->v, both ? old->v_lo : NULL, b->v_lo, i, same);
-        } else {
-            read_some_moment(format, second, b->v, i, now);
-            FOR_FEW same[k] = (vi)now[k] == (vi)v[k];
-            if (second == TWO_WORDS) {
-                read_some(format, b->v_lo, i, now, FEW);
-                FOR_FEW same[k] &= (vi)now[k] == (vi)rest[k];
-            }
-        }
-        FOR_FEW g[k] *= s->scale;
-        FOR_FEW g[k] *= g[k];
-        FOR_FEW away[k] = g[k] - v[k]; /* exact where it matters, near v; then compared with the second word */
-        for (int k = 0; k < FEW; k++) {
-            vi at_rest = away[k] == rest[k];
-            same[k] &= ~at_rest;
-            even += at_rest;
-            stuck += same[k];
-            high += same[k] & (away[k] < rest[k]);
-            low += g[k] < small;
-            zero += g[k] == 0;
-            if (counts_underflow) under += g[k] <= (float)s->v_limit;
-            total += away[k];
-        }
-    }
-    int64_t zeros = -count_of(zero);
-    if (!isfinite(sum_of(total)) || -count_of(low) != zeros) return 0;
-    row[V_ATTEMPTED] += (double)(b->numel + count_of(even));
-    row[V_STUCK] -= (double)count_of(stuck);
-    row[V_STUCK_HIGH] -= (double)count_of(high);
-    row[ZERO_GRAD] += (double)zeros;
-    if (counts_underflow) row[V_UNDERFLOWED] -= (double)(count_of(under) + zeros);
-    return 1;
-}
-
-/* Biased exponent fields, in place: of r, the resolution of what is stored of w in the direction of u. */
-INLINE vi resolution_field(enum format format, enum weight weight, vf w, vf u)
-{
-    vi bits = (vi)magnitude(w) + ((vi)((vu)w ^ (vu)u) >> 31); /* −1 at 0, which the limit below takes care of */
-    int emin = format == FLOAT16 && weight != MASTER && weight != EXACT ? -14 : -126;
-    return at_least(bits, all_int((emin + 127) << 23)) & 0x7f800000;
-}
-
-/* Expected roundings, and the histograms of headroom if they are wanted. `u` holds no subnormal number. */
-INLINE void measure_headroom(
-    enum format format, enum weight weight, const struct block *b, const struct before *old, const float *u, struct tally *tally, int bins)
-{
-    const int digits = weight == MASTER || weight == EXACT ? 24 : precision(format);
-    const int pair = weight == PAIR || weight == KAHAN;
-    const int shift = digits - 1 + (pair ? digits : 0); /* r = 2^(exponent − shift) */
-    vf expected = {0};
-    uint8_t bin[BLOCK];
-    for (long i = 0; i < b->numel; i += FEW * LANES) {
-        vf w[FEW];
-        if (weight == MASTER)
-            read_some_wide(format, old->master, i, w, FEW);
-        else if (weight == EXACT)
-            read_some_exact(old->param, old->lo, i, w, FEW);
-        else
-            read_some(format, old->param, i, w, FEW);
-        for (int k = 0; k < FEW; k++) {
-            vf x = load_f32(u + i + k * LANES);
-            vi field = resolution_field(format, weight, w[k], x), own = (vi)x & 0x7f800000;
-            if (pair && format == FLOAT16) field = at_least(field, all_int((shift - 24 + 127) << 23));
-            vf times = (vf)(vu)((254 << 23) - field); /* 2^−exponent */
-            expected += at_most((vf)own * times * (1.41421356f * (float)(1u << shift)), all(1));
-            if (!bins) continue;
-            vi index = ((own - field) >> 23) + (shift - BIN_LOW);
-            index = at_least(index, all_int(0));
-            index = -at_least(-index, all_int(1 - BINS));
-            for (int lane = 0; lane < LANES; lane++) bin[i + k * LANES + lane] = (uint8_t)index[lane];
-        }
-    }
-    tally->row[EXPECTED_ROUNDINGS] += sum_of(expected);
-    if (bins) count_bins(bin, u, b->numel, tally);
-}
-
-/* Each of these loops is compiled once per kind of storage: KIND(FORMAT, WEIGHT) for what a weight is kept in. */
 #define EVERY_KIND                                                                                                   \
     KIND(BFLOAT16, PLAIN)                                                                                            \
     KIND(BFLOAT16, PAIR)                                                                                             \
@@ -314,53 +265,21 @@ INLINE void measure_headroom(
     KIND(FLOAT16, PAIR)                                                                                              \
     KIND(FLOAT16, MASTER)                                                                                            \
     KIND(FLOAT32, PLAIN)
+EVERY_KIND
+#undef KIND
 
-/* How a weight is kept, for the statistics: the ways of rounding do not differ in that. */
-static enum weight kept_as(enum weight weight)
-{
-    return weight == KAHAN ? PAIR : weight == STOCHASTIC ? PLAIN : weight;
-}
-
-static int weights_of(
-    enum format format, enum weight weight, const struct block *b, const struct before *old, const float *u, double *row, float *smallest_w)
+static int measure_kind(
+    enum format format, enum weight weight, int has_decay, const struct block *b, const struct before *old, const struct scalars *s,
+    const float *u, struct tally *tally, int bins)
 {
 #define KIND(FORMAT, WEIGHT)                                                                                         \
-    if (format == FORMAT && weight == WEIGHT) return measure_weight(FORMAT, WEIGHT, b, old, u, row, smallest_w);
+    if (format == FORMAT && weight == WEIGHT) return measure_##FORMAT##_##WEIGHT(has_decay, b, old, s, u, tally, bins);
     EVERY_KIND
 #undef KIND
     return 0;
 }
 
-static void decay_of(
-    enum format format,
-    enum weight weight,
-    const struct block *b,
-    const struct before *old,
-    const struct scalars *s,
-    float smallest_w,
-    double *row)
-{
-#define KIND(FORMAT, WEIGHT)                                                                                         \
-    if (format == FORMAT && weight == WEIGHT) measure_decay(FORMAT, WEIGHT, b, old, s, smallest_w, row);
-    EVERY_KIND
-#undef KIND
-}
-
-static void headroom_of(
-    enum format format, enum weight weight, const struct block *b, const struct before *old, const float *u, struct tally *tally, int bins)
-{
-#define KIND(FORMAT, WEIGHT)                                                                                         \
-    if (format == FORMAT && weight == WEIGHT) {                                                                      \
-        if (bins)                                                                                                    \
-            measure_headroom(FORMAT, WEIGHT, b, old, u, tally, 1);                                                   \
-        else                                                                                                         \
-            measure_headroom(FORMAT, WEIGHT, b, old, u, tally, 0);                                                   \
-    }
-    EVERY_KIND
-#undef KIND
-}
-
-static int seconds_of(
+static int measure_moment(
     enum format format, enum second second, const struct block *b, const struct before *old, const struct scalars *s, double *row)
 {
 #define KIND(FORMAT, SECOND)                                                                                         \
@@ -381,18 +300,15 @@ static void measure_block(
     const struct job *job, const struct block *b, const struct before *old, const float *u, struct tally *tally, int bins)
 {
     double row[ROW] = {0};
-    float smallest_w;
     const enum format format = (enum format)job->format;
     const enum weight weight = kept_as((enum weight)job->weight);
     const enum second second = (enum second)job->second;
-    if (b->valid != b->numel || !weights_of(format, weight, b, old, u, row, &smallest_w) ||
-        !seconds_of(format, second, b, old, &job->scalars, row)) {
+    if (b->valid != b->numel || !measure_moment(format, second, b, old, &job->scalars, row) ||
+        !measure_kind(format, weight, job->has_decay, b, old, &job->scalars, u, tally, bins)) {
         measure_exactly(format, weight, second, job->has_decay, b, &job->scalars, old, u, tally);
         return;
     }
-    if (job->has_decay) decay_of(format, weight, b, old, &job->scalars, smallest_w, row);
     for (int c = 0; c < ROW; c++) tally->row[c] += row[c];
-    headroom_of(format, weight, b, old, u, tally, bins);
 }
 
 #endif

@@ -24,7 +24,8 @@ const struct kernels *roundoff_kernels(const char *instruction_set)
     if (strcmp(instruction_set, "baseline") == 0) return &roundoff_kernels_baseline;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (strcmp(instruction_set, "avx512") == 0 && __builtin_cpu_supports("avx512f")) return &roundoff_kernels_avx512;
+    if (strcmp(instruction_set, "avx512") == 0 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
+        return &roundoff_kernels_avx512;
     if (strcmp(instruction_set, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
         return &roundoff_kernels_avx2;
 #endif

@@ -6,13 +6,7 @@
 #ifndef ROUNDOFF_UPDATE_H
 #define ROUNDOFF_UPDATE_H
 
-#include "block.h"
-#include "words.h"
-
-INLINE enum format moment_format(enum format format, enum second second)
-{
-    return second == WIDE ? FLOAT32 : format;
-}
+#include "before.h"
 
 INLINE void read_moment(enum format format, enum second second, const char *words, long i, vf *x)
 {
@@ -22,10 +16,19 @@ INLINE void read_moment(enum format format, enum second second, const char *word
         read_words(format, words, i, x);
 }
 
-/* Both moments; leaves m'·(−lr/(1−β1ᵗ)) and √v' behind. Returns a sum that is not finite if a rest of v is not. */
+/* Both moments; leaves m'·(−lr/(1−β1ᵗ)) and √v' behind. Returns a sum that is not finite if a rest of v is not.
+   With `measured` the old words of v go to `old`. */
 INLINE float step_moments(
-    enum format format, enum second second, const struct block *b, const struct scalars *s, float *numerator, float *root)
+    enum format format,
+    enum second second,
+    int measured,
+    const struct block *b,
+    const struct scalars *s,
+    struct before *old,
+    float *numerator,
+    float *root)
 {
+    const long size = second == WIDE ? 4 : width(format);
     vf wrong = {0};
     for (long i = 0; i < b->numel; i += STEP) {
         vf g[CHAINS], v[CHAINS], low[CHAINS], m[CHAINS], square[CHAINS], rest[CHAINS];
@@ -34,6 +37,10 @@ INLINE float step_moments(
             read_exact(b->v, b->v_lo, i, v);
         } else {
             read_moment(format, second, b->v, i, v);
+        }
+        if (measured) {
+            remember(size, old->v, b->v, i);
+            if (second == TWO_WORDS || second == TWO_EXACT) remember(2, old->v_lo, b->v_lo, i);
         }
         if (second == TWO_WORDS) {
             read_words(format, b->v_lo, i, low);
@@ -54,9 +61,9 @@ INLINE float step_moments(
         if (second == WIDE) {
             write_wide(format, b->m, i, m);
             write_wide(format, b->v, i, v);
-            continue;
+        } else {
+            write_words(format, b->m, i, m);
         }
-        write_words(format, b->m, i, m);
         if (second == TWO_EXACT) {
             write_exact(b->v, b->v_lo, i, v);
         } else if (second == TWO_WORDS) {
@@ -64,7 +71,7 @@ INLINE float step_moments(
             EACH rest[k] = v[k] - rest[k];
             EACH wrong += rest[k];
             write_words(format, b->v_lo, i, rest);
-        } else {
+        } else if (second == ONE_WORD) {
             write_words(format, b->v, i, v);
         }
     }
@@ -117,8 +124,10 @@ INLINE float step_weight(
     enum weight weight,
     enum second second,
     int has_decay,
+    int measured,
     const struct block *b,
     const struct scalars *s,
+    struct before *old,
     float *numerator,
     const float *root)
 {
@@ -127,6 +136,11 @@ INLINE float step_weight(
     for (long i = 0; i < b->numel; i += STEP) {
         vf hi[CHAINS], lo[CHAINS], whole[CHAINS], u[CHAINS], t[CHAINS], rest[CHAINS];
         if (i + STEP < b->numel) divide(s, numerator, root, i + STEP);
+        if (measured) {
+            remember(width(format), old->param, b->param, i);
+            if (weight == PAIR || weight == KAHAN || weight == EXACT) remember(2, old->lo, b->lo, i);
+            if (weight == MASTER) remember(4, old->master, b->master, i);
+        }
         if (weight == EXACT)
             read_exact(b->param, b->lo, i, hi);
         else if (weight == MASTER)
@@ -144,7 +158,7 @@ INLINE float step_weight(
             EACH whole[k] *= s->decay;
             EACH u[k] += whole[k];
         }
-        EACH store(numerator + i + k * LANES, (vu)u[k]);
+        if (measured) EACH store(numerator + i + k * LANES, (vu)u[k]);
         if (weight == PAIR || weight == KAHAN) EACH u[k] += lo[k];
         EACH t[k] = hi[k] + u[k];
         if (weight == PAIR || weight == KAHAN) {
@@ -179,20 +193,22 @@ INLINE void mend(enum format format, const char *words, char *rest, long numel)
         if ((first[i] & exponent) == exponent || (second[i] & exponent) == exponent) second[i] = 0;
 }
 
-/* numerator, root: BLOCK floats each; `numerator` holds u afterwards. */
+/* numerator, root: BLOCK floats each. With `measured`, numerator holds u afterwards and `old` the words before. */
 INLINE void update_block(
     enum format format,
     enum weight weight,
     enum second second,
     int has_decay,
+    int measured,
     const struct block *b,
     const struct scalars *s,
+    struct before *old,
     float *numerator,
     float *root)
 {
-    float wrong = step_moments(format, second, b, s, numerator, root);
+    float wrong = step_moments(format, second, measured, b, s, old, numerator, root);
     if (second == TWO_WORDS && !isfinite(wrong)) mend(format, b->v, b->v_lo, b->numel);
-    wrong = step_weight(format, weight, second, has_decay, b, s, numerator, root);
+    wrong = step_weight(format, weight, second, has_decay, measured, b, s, old, numerator, root);
     if ((weight == PAIR || weight == KAHAN) && !isfinite(wrong)) mend(format, b->param, b->lo, b->numel);
 }
 

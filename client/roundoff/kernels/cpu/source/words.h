@@ -34,6 +34,11 @@ INLINE vu round_bf16_any(vf x)
     return (round_bf16(x) & number) | (0x7fc00000u & ~number);
 }
 
+/* Two comparisons, or two numbers that fit their upper halves, in one vector: the first in the lower halves, where its
+   elements' words lie in memory if the format is bfloat16. */
+INLINE vh joined(vi first, vi second) { return (vh)halves((vu)first, (vu)second); }
+INLINE vh joined_tops(vu first, vu second) { return (vh)halves(moved_down(first), second); }
+
 INLINE vf top(vu rounded) { return (vf)(rounded & HIGH); }
 
 #if HAS_FLOAT16
@@ -78,7 +83,7 @@ INLINE void read_some(enum format format, const char *words, long i, vf *x, int 
     if (format == BFLOAT16) {
         for (int k = 0; k < vectors; k += 2) {
             vu both = load(words + 2 * (i + k * LANES));
-            x[k] = (vf)(both << 16);
+            x[k] = (vf)moved_up(both);
             x[k + 1] = (vf)(both & HIGH);
         }
     } else if (format == FLOAT16) {
@@ -94,7 +99,7 @@ INLINE void read_words(enum format format, const char *words, long i, vf *x) { r
 INLINE void write_rounded(char *words, long i, const vu *rounded)
 {
     for (int k = 0; k < CHAINS; k += 2)
-        store(words + 2 * (i + k * LANES), (rounded[k] >> 16) | (rounded[k + 1] & HIGH));
+        store(words + 2 * (i + k * LANES), halves(moved_down(rounded[k]), rounded[k + 1]));
 }
 
 /* Round x to the format and write it. */
@@ -163,7 +168,7 @@ INLINE void read_some_exact(const char *words, const char *rest, long i, vf *x, 
 {
     for (int k = 0; k < vectors; k += 2) {
         vu hi = load(words + 2 * (i + k * LANES)), lo = load(rest + 2 * (i + k * LANES));
-        vu even = hi << 16, odd = hi & HIGH;
+        vu even = moved_up(hi), odd = hi & HIGH;
         x[k] = unless_nan((vf)(even + (vu)((vi)(lo << 16) >> 16)), (vf)even);
         x[k + 1] = unless_nan((vf)(odd + (vu)((vi)lo >> 16)), (vf)odd);
     }
@@ -178,7 +183,7 @@ INLINE void write_exact(char *words, char *rest, long i, const vf *x)
     EACH rounded[k] = bits[k] + 0x8000u; /* ties away from zero */
     write_rounded(words, i, rounded);
     for (int k = 0; k < CHAINS; k += 2)
-        store(rest + 2 * (i + k * LANES), (bits[k] & 0xffffu) | (bits[k + 1] << 16));
+        store(rest + 2 * (i + k * LANES), halves(bits[k], moved_up(bits[k + 1])));
 }
 
 #endif
