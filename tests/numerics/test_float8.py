@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_adding_is_its_definition(dtype: torch.dtype, components: int) -> None:
             else:
                 assert exact(word[n]) == expected
                 total -= expected
-    for above, below in zip(got[:-1], got[1:], strict=True):
+    for above, below in pairwise(got):
         known = above.to(F32).isfinite()
         assert (below.double()[known].abs() * 2 <= numerics.ulp(above)[known]).all()
     inside = got[0].to(F32).isfinite()
