@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from float8 import E4M3, E5M2, PLANS, every_plan, needs_grad_dtype, weights
+from float8_weights import E4M3, E5M2, PLANS, every_plan, needs_grad_dtype, weights
 from simple import assert_equal, bits
 from torch import Tensor, nn
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from float8 import (
+from float8_weights import (
     E4M3,
     E5M2,
     PLANS,
