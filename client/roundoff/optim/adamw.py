@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from roundoff.kernels import Step, Update, kernel_for, run_canary
+from roundoff.kernels import Step, Update, check_dtype, kernel_for, run_canary
 from roundoff.numerics import mix_key
 from roundoff.telling import warn
 from roundoff.watch.statistics import Meter
 
-from .options import STRUCTURE, check_options, plan_of, step_of
+from .options import STRUCTURE, check_gradient, check_options, plan_of, step_of
 from .outside import Seal, contradicts
 from .restore import adopt_state, convert_weight, dropped_by
 from .shards import local, noise_for, part_of, shared_like
@@ -39,7 +39,8 @@ class CollageAdamW(Optimizer):
 
     Args:
         params: parameters, named or not, or groups of them, as `torch.optim.AdamW` takes them; bfloat16 or
-            float16. float32 parameters among them get the plain update: they are their own master.
+            float16, or, experimentally, float8 (docs/float8.md). float32 parameters among them get the plain
+            update: they are their own master.
         lr, betas, eps, weight_decay: as in `torch.optim.AdamW`; lr may be a 0-dim tensor. Decay is part of
             the update, never a separate multiply on the stored word.
         strategy: what is kept beside weight and moments, see `roundoff.optim.STRATEGIES`; per group.
@@ -123,6 +124,7 @@ class CollageAdamW(Optimizer):
             kernel = kernel_for(self._backend, group["arithmetic"])
             places = {(p.device, p.dtype): plan_of(p, group) for p in group["params"]}
             for (device, dtype), plan in places.items():
+                check_dtype(self._backend, dtype)
                 if plan.keeps_more_than_the_word and device.type != "meta":
                     run_canary(kernel, plan, device, dtype, group["arithmetic"])
         except (TypeError, ValueError, RuntimeError):
@@ -133,7 +135,7 @@ class CollageAdamW(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. `closure` re-evaluates the model and returns the loss, which is then returned.
 
-        Raises RuntimeError for a sparse gradient, before anything has changed.
+        Raises RuntimeError for a sparse gradient and TypeError for one of 8 bit, before anything has changed.
         """
         loss = None
         if closure is not None:
@@ -162,15 +164,12 @@ class CollageAdamW(Optimizer):
         return loss
 
     def _turns(self) -> Iterator[_Turn]:
-        """The parameters that have a gradient. Raises RuntimeError if one of those is sparse."""
+        """The parameters that have a gradient. Raises RuntimeError if it is sparse, TypeError if of 8 bit."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
                     continue
-                if param.grad.is_sparse:
-                    raise RuntimeError(
-                        "CollageAdamW does not take sparse gradients; build the embedding with sparse=False"
-                    )
+                check_gradient(param)
                 yield _Turn(param, group, plan_of(param, group))
 
     def _begin(self, turn: _Turn) -> None:
