@@ -96,7 +96,7 @@ def swap_data_of_state(model: nn.Sequential, optimizer: CollageAdamW) -> None:
         value.data = value.clone() * 2
 
 
-def swap_weight(model: nn.Sequential, optimizer: CollageAdamW) -> None:  # noqa: ARG001
+def swap_weight(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     model[0].weight.data = model[0].weight.detach().clone()
 
 
@@ -119,7 +119,7 @@ def reread_state(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     lo.data = lo.detach().view(6, 9).t()
 
 
-def turn_weight(model: nn.Sequential, optimizer: CollageAdamW) -> None:  # noqa: ARG001
+def turn_weight(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     model[0].weight.data = turned(model[0].weight)
 
 
@@ -133,23 +133,23 @@ def widen_count(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     state["step"] = state["step"].to(torch.float64)
 
 
-def freeze(model: nn.Sequential, optimizer: CollageAdamW) -> None:  # noqa: ARG001
+def freeze(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     model[0].weight.requires_grad_(False)
 
 
-def another_arithmetic(model: nn.Sequential, optimizer: CollageAdamW) -> None:  # noqa: ARG001
+def another_arithmetic(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     optimizer.param_groups[0]["arithmetic"] = "storage"
 
 
-def another_strategy(model: nn.Sequential, optimizer: CollageAdamW) -> None:  # noqa: ARG001
+def another_strategy(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     optimizer.param_groups[0]["strategy"] = "light"
 
 
-def resync(model: nn.Sequential, optimizer: CollageAdamW) -> None:  # noqa: ARG001
+def resync(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     optimizer.resync()
 
 
-def reload(model: nn.Sequential, optimizer: CollageAdamW) -> None:  # noqa: ARG001
+def reload(model: nn.Sequential, optimizer: CollageAdamW) -> None:
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
@@ -310,7 +310,7 @@ def test_copies_stand_on_their_own() -> None:
 
 def test_guards_that_miss_something_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     class Blind:
-        def check(self, *tensors: object) -> bool:  # noqa: ARG002
+        def check(self, *tensors: object) -> bool:
             return True
 
     # PyTorch has no such guards; a later version might.
@@ -319,3 +319,14 @@ def test_guards_that_miss_something_are_not_used(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(layout, "_guards", lambda *_: Blind())
     assert not layout.guards_see_all()
     layout.guards_see_all.cache_clear()
+
+
+def test_after_a_refused_load_a_change_is_still_noticed() -> None:
+    (model, optimizer), _ = pair()
+    refused = copy.deepcopy(optimizer.state_dict())
+    del refused["state"][0]["exp_avg"]
+    with pytest.raises(KeyError, match="holds no 'exp_avg'"):
+        optimizer.load_state_dict(refused)
+    model[0].weight.data.fill_(2.0)
+    with pytest.warns(UserWarning, match="changed outside"):
+        advance(model, optimizer, 4, 4)
