@@ -84,5 +84,24 @@ def step_of(
     )
 
 
+class Scalars:
+    """The scalars of one step of an optimizer, made once per group and count.
+
+    `grad_scale` is a loss scaler's, None without one.
+    """
+
+    def __init__(self, grad_scale: Tensor | None) -> None:
+        self.grad_scale = grad_scale
+        self._made: dict[tuple[int, float], Step] = {}
+
+    def of(self, group: dict[str, Any], count: float) -> Step:
+        """Those of a group whose parameters have stepped `count` times, this one included."""
+        key = id(group), count
+        step = self._made.get(key)
+        if step is None:
+            step = self._made[key] = step_of(group, int(count), self.grad_scale, None)
+        return step
+
+
 def _inverse(scale: Tensor) -> float | Tensor:
     return 1.0 / float(scale) if scale.device.type == "cpu" else scale.to(torch.float64).reciprocal()
