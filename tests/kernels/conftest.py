@@ -19,6 +19,12 @@ INTERPRETED = Path(__file__).with_name("test_triton.py")
 _REPORTS = pytest.StashKey[dict[str, ElementTree.Element]]()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Where workers share the tests, one of them starts that process for all."""
+    if item.path == INTERPRETED:
+        item.add_marker(pytest.mark.xdist_group("triton"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Take the other process's word for a test of `INTERPRETED`."""
@@ -44,7 +50,7 @@ def _run(items: list[pytest.Item], root: Path) -> dict[str, ElementTree.Element]
     report = folder / "report.xml"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-        + [item.nodeid for item in items],
+        + [f"{INTERPRETED}::{item.name}" for item in items],
         cwd=root,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -21,7 +21,8 @@ from roundoff.optim import STRATEGIES
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 BLOCK = 1024
-SIZES = (BLOCK, 3 * BLOCK, 4 * BLOCK + 77)
+SIZES = (BLOCK, 4 * BLOCK + 77)
+"""One block alone; several, over which the faint and the violent fade and grow, and a part of one."""
 COMPARED = [backend for backend in BACKENDS if backend != "reference" and unavailable(backend) is None]
 
 
