@@ -16,7 +16,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	@$(BIN)/python scripts/chromium.py
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -22,16 +22,6 @@ import psycopg
 import pytest
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """What stays together where workers share the tests (`-n 2 --dist loadgroup`): the cases of one function, or a
-    file whose tests share what is made once for a module, so that it is made once in all."""
-    if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
-        fixtures = [one for found in item._fixtureinfo.name2fixturedefs.values() for one in found]
-        whole = any(fixture.scope == "module" for fixture in fixtures)
-        name = item.path.stem if whole else f"{item.path.stem}.{item.originalname}"
-        item.add_marker(pytest.mark.xdist_group(name))
-
-
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tests' own folders."""

@@ -23,12 +23,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Ranks]:
     return of
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where workers share the tests, one of them starts the processes for all."""
-    if "ranks" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.xdist_group("ranks"))
-
-
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the processes after the last test of this folder."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:

@@ -19,12 +19,6 @@ INTERPRETED = Path(__file__).with_name("test_triton.py")
 _REPORTS = pytest.StashKey[dict[str, ElementTree.Element]]()
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where workers share the tests, one of them starts that process for all."""
-    if item.path == INTERPRETED:
-        item.add_marker(pytest.mark.xdist_group("triton"))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Take the other process's word for a test of `INTERPRETED`."""

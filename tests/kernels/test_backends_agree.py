@@ -128,7 +128,9 @@ def test_every_tensor_and_every_count(
 ) -> None:
     chosen = OPTIONS[options]
     # Where a tensor ends does not depend on the numbers in a step, but for the code that options choose.
-    sizes = SIZES if options == "defaults" else SIZES[:-1] if options == "all of them" else EDGES
+    sizes = SIZES if options == "defaults" else EDGES
+    if options in ("without decay", "scaled", "maximize"):
+        sizes = SIZES[:-1]
     if backend == "reference":
         sizes = (1, 150)
     assert_agree(
@@ -144,11 +146,13 @@ def test_every_combination_of_options(
 ) -> None:
     axes = (False, True), (False, True), (0.0, 0.1), (None, 0.125), (None, F32)
     for second in product((0, 1), repeat=len(axes)):
-        if sum(second) % 2:
-            continue  # those with an even number of second values hold every combination of any four axes
         amsgrad, maximize, decay, scale, grad_dtype = (
             axis[at] for axis, at in zip(axes, second, strict=True)
         )
+        # The compiled step hands amsgrad and gradients of another dtype to the reference: what it does itself is
+        # all here. Of the rest, an even number of second values holds every combination of any four axes.
+        if (amsgrad or grad_dtype) and sum(second) % 2:
+            continue
         items = parameters(strategy, dtype, (17, 333), amsgrad=amsgrad, grad_dtype=grad_dtype)
         some = steps(amsgrad=amsgrad, maximize=maximize, weight_decay=decay, gradient_scale=scale)
         assert_agree(kernels, items, some)

@@ -17,6 +17,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.fixture(autouse=True)
+def nothing_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the tests were told to find it."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
