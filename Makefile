@@ -1,5 +1,5 @@
 # make demo    watch bfloat16 stall and Collage cure it (ARGS="--steps 150 --exit" for a short one)
-# make test    all tests (ARGS="tests/numerics -k two_sum" for some)
+# make test    all tests, by two workers (ARGS="tests/numerics -k two_sum" for some, ARGS="-n 0 --pdb" by none)
 # make check   formatter, linter, strict types
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +16,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	@$(BIN)/python scripts/chromium.py
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

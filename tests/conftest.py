@@ -22,10 +22,16 @@ import psycopg
 import pytest
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tests' own folders."""
+    return tmp_path_factory.mktemp("homes")
+
+
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes what the user has: settings, data, spool."""
-    home = tmp_path_factory.mktemp("home")
+def own_folders(homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes what the user has: settings, data, spool. What it does not use is not made."""
+    home = homes / uuid.uuid4().hex
     for name in [name for name in os.environ if name.startswith("ROUNDOFF_")]:
         monkeypatch.delenv(name)
     for name, folder in (

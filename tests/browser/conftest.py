@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from driving import Watched, watch
-from playwright.sync_api import Browser, BrowserContext, Error, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, expect, sync_playwright
 
 from chromium import system_browser
 
@@ -19,6 +19,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE_MS = 30_000
+"""What is waited for comes in a fraction of this; a busy machine is no fault of the pages."""
+
 MISSING = (
     "no Chromium was found: install one (Debian, Ubuntu: apt install chromium) or let Playwright fetch its own "
     "(python -m playwright install chromium)"
@@ -44,7 +47,8 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A fresh browser profile at the width of a desktop."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     yield context
     context.close()
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from samples import layers, sample
+from scripted_server import Answer, Scripted, problem
 
 import roundoff
-from conftest import Answer, Scripted, problem
 from roundoff.delivery.sender import REFUSED, UNSENT
 
 

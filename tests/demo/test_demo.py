@@ -10,19 +10,32 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 
-def begin(*words: str) -> subprocess.Popen[str]:
-    """`roundoff demo …` with the server's data in the test's own folder."""
-    return subprocess.Popen(
+@contextmanager
+def begun(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """`roundoff demo …` with the server's data in the test's own folder; it and its server end with the block."""
+    # A shell that runs the tests in the background has SIGINT ignored, which the demo would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
         [sys.executable, "-m", "roundoff", "demo", "--no-open", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "120"},
+        start_new_session=True,
     )
+    signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def listed(database: str) -> list[dict[str, Any]]:
@@ -45,18 +58,9 @@ def test_a_short_demo_ends_with_the_verdict_and_leaves_nothing_running(tmp_path:
     database = str(tmp_path / "demo.db")
     with socket.create_server(("127.0.0.1", 0)) as taken:  # a port that something else has
         port = taken.getsockname()[1]
-        process = begin(
-            "--steps",
-            "14",
-            "--exit",
-            "--strategies",
-            "none,plus",
-            "--database",
-            database,
-            "--port",
-            str(port),
-        )
-        out, err = process.communicate(timeout=280)
+        words = ["--steps", "14", "--strategies", "none,plus", "--database", database, "--port", str(port)]
+        with begun(*words, "--exit") as process:
+            out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert err == ""
     address = re.search(r"roundoff is at (http://127\.0\.0\.1:(\d+)) \(started\)", out)
@@ -85,17 +89,16 @@ def test_the_default_leaves_the_server_up_and_the_next_demo_uses_it(tmp_path: Pa
         port = str(free.getsockname()[1])
     address = f"http://127.0.0.1:{port}"
     database = str(tmp_path / "demo.db")
-    process = begin("--steps", "1", "--strategies", "plus", "--database", database, "--port", port)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdout, process.stderr:
+    with begun("--steps", "1", "--strategies", "plus", "--database", database, "--port", port) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         for line in process.stdout:
             if "The pages stay up at" in line:
                 break
         assert answering(address), process.stderr.read()
 
-        another = begin("--steps", "1", "--strategies", "light", "--exit", "--port", port)
-        out, err = another.communicate(timeout=120)
+        with begun("--steps", "1", "--strategies", "light", "--exit", "--port", port) as another:
+            out, err = another.communicate(timeout=240)
         assert another.returncode == 0, err
         assert f"roundoff is at {address} (running already)" in out
         assert [run["name"] for run in listed(database)] == ["Collage light", "Collage plus"]
@@ -109,8 +112,8 @@ def test_the_default_leaves_the_server_up_and_the_next_demo_uses_it(tmp_path: Pa
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     nowhere = tmp_path / "file"
     nowhere.write_text("not a folder")
-    process = begin("--steps", "1", "--exit", "--database", f"sqlite:///{nowhere}/x.db")
-    out, err = process.communicate(timeout=60)
+    with begun("--steps", "1", "--exit", "--database", f"sqlite:///{nowhere}/x.db") as process:
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
     assert err.startswith("error: the server did not start: ")
     assert "x.db" in err

@@ -21,6 +21,8 @@ import torch.multiprocessing as mp
 PATIENCE = 120.0
 """Seconds that a test waits for its ranks."""
 
+LOADED = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor")
+
 GRACE = 2.0
 """Seconds that the others are given to fail as well once one rank has."""
 
@@ -29,7 +31,9 @@ class Ranks:
     """`world` processes of one process group; leave the `with` block, or `close`, to end them."""
 
     def __init__(self, world: int, folder: Path) -> None:
-        context = mp.get_context("spawn")
+        # Forked by one process that has loaded this and no more: what is loaded here takes each rank seconds.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload([*LOADED, "roundoff.optim"])
         self.world = world
         self._ends: list[Connection] = []
         self._processes: list[Any] = []

@@ -44,7 +44,7 @@ def _run(items: list[pytest.Item], root: Path) -> dict[str, ElementTree.Element]
     report = folder / "report.xml"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-        + [item.nodeid for item in items],
+        + [f"{INTERPRETED}::{item.name}" for item in items],
         cwd=root,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -21,7 +21,8 @@ from roundoff.optim import STRATEGIES
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 BLOCK = 1024
-SIZES = (BLOCK, 3 * BLOCK, 4 * BLOCK + 77)
+SIZES = (BLOCK, 4 * BLOCK + 77)
+"""One block alone; several, over which the faint and the violent fade and grow, and a part of one."""
 COMPARED = [backend for backend in BACKENDS if backend != "reference" and unavailable(backend) is None]
 
 
@@ -215,3 +216,37 @@ def test_decay_near_the_rate_at_which_it_begins_to_be_lost(
     for rate in RATES:
         before = [made(KINDS[kind], strategy, dtype, BLOCK, 1) for kind in ("calm", "sparse")]
         compare(backend, before, [Step(1, rate, 0.9, 0.999, 1e-8, 1.0)])
+
+
+@pytest.mark.parametrize("backend", COMPARED)
+def test_a_zero_that_changes_its_sign_did_not_change(backend: str) -> None:
+    """hi = −0 with all of the weight in lo: a step of −lo leaves hi = +0."""
+    lr = 2.0**-10
+    start = made(KINDS["calm"], "light", BF16, BLOCK, 1)
+    start.tensors["param"].fill_(-0.0)
+    start.tensors["lo"].fill_(lr)
+    start.tensors["grad"].fill_(0.5)
+    step = Step(1, lr, 0.0, 0.0, 0.0, 0.0)
+    one, other = start.copy(), start.copy()
+    (expected,) = run(KERNELS["reference", "fp32"], [one], [step])
+    (got,) = run(KERNELS[backend, "fp32"], [other], [step])
+    assert expected.unchanged == expected.invisible > BLOCK // 3
+    assert_same_sums(expected, got, "−0")
+
+
+@pytest.mark.parametrize(("strategy", "dtype"), STRATEGY_DTYPES, ids=str)
+@pytest.mark.parametrize("backend", COMPARED)
+def test_a_second_moment_that_is_infinite_alone(backend: str, strategy: str, dtype: torch.dtype) -> None:
+    """Every step is finite there, so nothing else sends the block the exact way."""
+    start = made(KINDS["calm"], strategy, dtype, BLOCK, 1)
+    start.tensors["exp_avg_sq"][5] = torch.inf
+    for name in ("exp_avg_sq_lo", "exp_avg_sq_remainder"):
+        if name in start.tensors:
+            start.tensors[name][5] = 0
+    one, other = start.copy(), start.copy()
+    step = Step(3, **DEFAULTS)
+    (expected,) = run(KERNELS["reference", "fp32"], [one], [step])
+    (got,) = run(KERNELS[backend, "fp32"], [other], [step])
+    assert expected.nonfinite == 0
+    assert expected.v_attempted <= BLOCK - 1
+    assert_same_sums(expected, got, f"{strategy} {dtype}")

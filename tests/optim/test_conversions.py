@@ -18,7 +18,7 @@ from roundoff.optim import (
     full_precision_state_dict,
     to_low_precision,
 )
-from roundoff.optim.strategies import WEIGHT_WORDS
+from roundoff.optim.strategies import EXPERIMENTAL, WEIGHT_WORDS
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SHAPE = (40, 50)
@@ -285,4 +285,5 @@ def test_an_empty_entry_is_a_parameter_that_has_not_stepped() -> None:
 
 def test_the_words_that_belong_to_a_weight_are_those_of_the_table() -> None:
     known = {"exp_avg", "exp_avg_sq", "exp_avg_sq_lo", "exp_avg_sq_remainder"}
-    assert {tensor.name for plan in STRATEGIES.values() for tensor in plan.state} - known == set(WEIGHT_WORDS)
+    table = (STRATEGIES | EXPERIMENTAL).values()
+    assert {tensor.name for plan in table for tensor in plan.state} - known == set(WEIGHT_WORDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from fractions import Fraction
+from functools import cache
 
 import pytest
 import torch
@@ -56,25 +57,31 @@ class ByHand:
             self.hi = rounded(rounded(self.hi + u, F32), self.dtype)
 
 
+@cache
+def by_hand(strategy: str, dtype: torch.dtype, u: float, steps: int) -> list[Fraction]:
+    """Everything stored after each step by u, the same for every backend."""
+    weight, stored = ByHand(strategy, dtype), []
+    for _ in range(steps):
+        weight.add(constant(u))
+        stored.append(weight.hi + weight.lo)
+    return stored
+
+
 @backends
 @pytest.mark.parametrize("u", [-1e-6, 3e-5, -1e-4, 2.5e-3])
 @plans([name for name in STRATEGIES if name != "stochastic"])
 def test_every_step_is_the_one_of_rational_arithmetic(
     strategy: str, dtype: torch.dtype, backend: str, u: float
 ) -> None:
-    w, expected, added = (
-        Weights(strategy, torch.ones(3, dtype=dtype), backend=backend),
-        ByHand(strategy, dtype),
-        0,
-    )
-    for _ in range(450):
+    w = Weights(strategy, torch.ones(3, dtype=dtype), backend=backend)
+    # The smallest step is stored 383 times before a pair stands still; of the larger ones fewer tell as much.
+    steps = 450 if abs(u) < 1e-5 else 200
+    for expected in by_hand(strategy, dtype, u, steps):
         w.step(*by(u))
-        expected.add(constant(u))
-        added += 1
-        assert exact(w.stored[1]) == expected.hi + expected.lo
+        assert exact(w.stored[1]) == expected
     assert (w.stored == w.stored[0]).all()
     displacement = exact(w.stored[0]) - 1
-    intended = added * constant(u)
+    intended = steps * constant(u)
     if strategy in FLOAT32:
         assert abs(displacement / intended - 1) < Fraction(1, 20)
     elif strategy in ("none", "fp32-state") and abs(u) < 2.0 ** -(FORMATS[dtype].precision + 1):

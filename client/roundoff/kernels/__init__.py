@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from .canary import run_canary as run_canary
 from .cpu import step_cpu, unavailable as cpu_unavailable, words_in_memory as words_in_memory
 from .reference import step_fp32
@@ -30,6 +32,15 @@ def unavailable(backend: str) -> str | None:
     if backend == "triton":
         return triton_unavailable()
     return cpu_unavailable() if backend == "cpu" else None
+
+
+def check_dtype(backend: str, dtype: torch.dtype) -> None:
+    """Raise TypeError where a backend asked for by name has no code for parameters of this dtype."""
+    if dtype.itemsize == 1 and backend not in ("auto", "reference"):
+        raise TypeError(
+            f"backend {backend!r} does not step {dtype} parameters, which are experimental; the reference alone "
+            "does: backend='auto' or 'reference'"
+        )
 
 
 def step_fastest(updates: Sequence[Update]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from roundoff.numerics import join_master
+from roundoff.numerics import LOWER_WORDS, join_master, join_words
 
 from .step import Kernel, Step, Update
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _LR = 1e-4
 _BETA2 = 0.9
+_LR_FLOAT8 = 2.0**-5 + 2.0**-9
+"""−1 less this takes three words of float8, in either format; two are off by 2⁻⁹."""
 
 
 def run_canary(
@@ -22,17 +24,23 @@ def run_canary(
 ) -> None:
     """Take one step from 1.0 by −1e-4 with this kernel on this device, and look at what the second words hold.
 
+    In float8 from −1.0 by an amount that fills a second word and a third.
+
     Raises RuntimeError if they are not what they must be.
     """
 
     def one(value: float, kind: torch.dtype = dtype) -> torch.Tensor:
         return torch.full((1,), value, dtype=kind, device=device)
 
-    w, g = one(1.0), one(1.0)
+    start, lr, within = 1.0, _LR, 2.0**-16
+    if dtype.itemsize == 1:
+        start, lr, within = -1.0, _LR_FLOAT8, 0.0 if plan.keeps("lo2") else 2.0**-9
+    w, g = one(start), one(1.0)
     state = {tensor.name: one(0.0, tensor.dtype_for(dtype)) for tensor in plan.state}
-    kernel([Update(w, g, state, plan, Step(1, _LR, 0.9, _BETA2, 0.0, 0.0))])
+    kernel([Update(w, g, state, plan, Step(1, lr, 0.9, _BETA2, 0.0, 0.0))])
     if plan.keeps("lo"):
-        _expect("w", float(w) + float(state["lo"]), 1.0 - _LR, 2.0**-16, device, dtype)
+        stored = float(join_words([w, *(state[name] for name in LOWER_WORDS if name in state)]))
+        _expect("w", stored, start - lr, within, device, dtype)
     if plan.keeps("remainder"):
         _expect("w", float(join_master(w, state["remainder"])), 1.0 - _LR, 2.0**-23, device, dtype)
     if plan.keeps("exp_avg_sq_remainder"):

@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from roundoff.numerics import (
+    LOWER_WORDS,
     add_compensated,
+    add_to_expansion,
     add_to_pair,
     join_master,
+    join_words,
+    narrow,
     random_words,
     round_stochastic,
     split_master,
@@ -102,8 +106,7 @@ def weight(chunk: Chunk) -> Tensor:
         return chunk["master"]
     if "remainder" in chunk:
         return join_master(chunk["param"], chunk["remainder"])
-    hi = chunk["param"].to(torch.float32)
-    return hi + chunk["lo"].to(torch.float32) if "lo" in chunk else hi
+    return join_words([chunk[name] for name in ("param", *LOWER_WORDS) if name in chunk])
 
 
 def second_moment(chunk: Chunk, prefix: str = "") -> Tensor:
@@ -147,6 +150,10 @@ def store_weight(chunk: Chunk, u: Tensor, strategy: Strategy, step: Step, words:
         hi, rest = split_master(weight(chunk) + u)
         _put(w, hi, step)
         _put(chunk["remainder"], rest, step)
+    elif "lo2" in chunk:
+        new = add_to_expansion((w, chunk["lo"], chunk["lo2"]), u)
+        for name, word in zip(("param", *LOWER_WORDS), new, strict=True):
+            _put(chunk[name], word, step)
     elif "lo" in chunk:
         add = add_compensated if strategy.name == "kahan" else add_to_pair
         hi, lo = add(w, chunk["lo"], u)
@@ -172,6 +179,8 @@ def noise_words(noise: Noise | None, start: int, chunk: Chunk) -> Tensor | None:
 
 def _put(words: Tensor, value: Tensor, step: Step) -> None:
     """Store, rounding once; where a loss scaler found infinities, which the device knows, keep what is there."""
+    if words.dtype.itemsize == 1:
+        value = narrow(value, words.dtype)
     if step.found_inf is not None:
         value = torch.where(step.found_inf == 0, value.to(words.dtype), words)
     words.copy_(value)

@@ -24,6 +24,9 @@ PAIRS = frozenset({"light", "kahan", "plus"})
 FLOAT32 = frozenset({"float32", "fp32-master", "exact"})
 """Strategies under which a weight is a float32 number, whatever the forward pass reads."""
 
+FLOAT8 = "float8-"
+"""What the strategy of layers with 8-bit weights begins with; no table of bytes here is theirs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cure:
@@ -45,6 +48,12 @@ def cure(strategies: Iterable[str]) -> Cure | None:
     None where a layer is updated in float32 already: nothing here keeps more.
     """
     used = set(strategies)
+    if any(one.startswith(FLOAT8) for one in used):
+        return Cure(
+            "Pairs of 16-bit words keep what lies below the range of 8-bit words, however many (experimental)",
+            f"{BYTES_PER_PARAMETER['plus']} bytes per parameter",
+            'model.to(torch.bfloat16), CollageAdamW(…, strategy="plus")',
+        )
     if used & FLOAT32:
         return None
     kept = max((BYTES_PER_PARAMETER.get(one, BYTES_PER_PARAMETER["none"]) for one in used), default=8)

@@ -5,14 +5,18 @@ from .formats import (
     Format as Format,
     format_of as format_of,
     gap as gap,
+    narrow as narrow,
     round_to as round_to,
     ulp as ulp,
 )
 from .pairs import (
+    LOWER_WORDS as LOWER_WORDS,
     add_compensated as add_compensated,
+    add_to_expansion as add_to_expansion,
     add_to_pair as add_to_pair,
     grow as grow,
     join_master as join_master,
+    join_words as join_words,
     multiply as multiply,
     split_master as split_master,
 )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from .formats import narrow
 from .transforms import add, multiply_add, product, product_error, two_sum
+
+LOWER_WORDS = ("lo", "lo2")
+"""What the words below the visible one are called where they are kept, largest first."""
 
 _HALF = 0x8000
 _QUIET_NAN = 0x7FC0
@@ -41,10 +47,36 @@ def add_to_pair(hi: Tensor, lo: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     Where hi' is not finite, lo' is 0. Never compile this without `emulate_precision_casts`: the casts to
     storage and back are the point, and a compiler removes them.
     """
-    total = hi.to(torch.float32) + (lo.to(torch.float32) + u)
-    new_hi = total.to(hi.dtype)
-    rest = total - new_hi.to(torch.float32)
-    return new_hi, torch.where(new_hi.isfinite(), rest, 0.0).to(hi.dtype)
+    new_hi, new_lo = add_to_expansion((hi, lo), u)
+    return new_hi, new_lo
+
+
+def add_to_expansion(words: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
+    """Add a float32 update to a value held in several words: `add_to_pair` for any number of them.
+
+    `words`: largest first, one storage dtype of at most 16 bits; `u`: float32 of the same shape. The sum is formed
+    in binary32 from the smallest on; then each word is RN of what the ones before left over, which is exact. So
+    every word but the first is at most half a unit of the one before. Returns as many words of that dtype; 0 behind
+    a first one that is not finite. The warning of `add_to_pair` about compilers holds here.
+    """
+    total = u
+    for word in reversed(words):
+        total = word.to(torch.float32) + total
+    dtype, new = words[0].dtype, []
+    for _ in words:
+        word = narrow(total, dtype)
+        wide = word.to(torch.float32)
+        new.append(word)
+        total = torch.where(wide.isfinite(), total - wide, 0.0)
+    return tuple(new)
+
+
+def join_words(words: Sequence[Tensor]) -> Tensor:
+    """The value of words of a storage format, largest first, as float32: hi + (lo + lo2)."""
+    total = words[-1].to(torch.float32)
+    for word in reversed(words[:-1]):
+        total = word.to(torch.float32) + total
+    return total
 
 
 def add_compensated(w: Tensor, c: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from roundoff.kernels import Step, Update, kernel_for, run_canary
-from roundoff.numerics import mix_key
+from roundoff.kernels import Step, Update, check_dtype, kernel_for, run_canary
 from roundoff.telling import warn
 from roundoff.watch.statistics import Meter
 
-from .options import STRUCTURE, check_options, plan_of, step_of
+from .keys import Keys
+from .options import STRUCTURE, Scalars, check_options, plan_of, step_of
 from .outside import Seal, contradicts
 from .restore import adopt_state, convert_weight, dropped_by
+from .routine import Round, Routine, Turn
 from .shards import local, noise_for, part_of, shared_like
 from .state import initial_state, resync, seed_weight, stored_weight
-from .strategies import Strategy
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One parameter whose turn it is: it has a gradient."""
-
-    param: Tensor
-    group: dict[str, Any]
-    plan: Strategy
 
 
 class CollageAdamW(Optimizer):
@@ -39,7 +29,8 @@ class CollageAdamW(Optimizer):
 
     Args:
         params: parameters, named or not, or groups of them, as `torch.optim.AdamW` takes them; bfloat16 or
-            float16. float32 parameters among them get the plain update: they are their own master.
+            float16, or, experimentally, float8 (docs/float8.md). float32 parameters among them get the plain
+            update: they are their own master.
         lr, betas, eps, weight_decay: as in `torch.optim.AdamW`; lr may be a 0-dim tensor. Decay is part of
             the update, never a separate multiply on the stored word.
         strategy: what is kept beside weight and moments, see `roundoff.optim.STRATEGIES`; per group.
@@ -83,13 +74,14 @@ class CollageAdamW(Optimizer):
     ) -> None:
         kernel_for(backend, arithmetic)
         self._backend = backend
-        self._seed = int(seed)
+        self._seed, self._keys = int(seed), Keys(seed)
         self.meters: dict[Tensor, Meter] | None = None
         """Set to a dict before a step to have that step measured: it then holds one `Meter` per parameter."""
         self.headroom = True
         """Whether measured steps make the histograms too; those of the C and Triton kernels cost less without."""
+        self._routine = Routine(backend)
         self._seals: dict[Tensor, Seal] = {}
-        self._numbers: dict[Tensor, int] = {}
+        """Of parameters that do not stand (see `routine`)."""
         self._converted: dict[Tensor, dict[str, Tensor]] = {}
         self._warned_outside = False
         defaults = {
@@ -123,6 +115,7 @@ class CollageAdamW(Optimizer):
             kernel = kernel_for(self._backend, group["arithmetic"])
             places = {(p.device, p.dtype): plan_of(p, group) for p in group["params"]}
             for (device, dtype), plan in places.items():
+                check_dtype(self._backend, dtype)
                 if plan.keeps_more_than_the_word and device.type != "meta":
                     run_canary(kernel, plan, device, dtype, group["arithmetic"])
         except (TypeError, ValueError, RuntimeError):
@@ -133,47 +126,69 @@ class CollageAdamW(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. `closure` re-evaluates the model and returns the loss, which is then returned.
 
-        Raises RuntimeError for a sparse gradient, before anything has changed.
+        Raises RuntimeError for a sparse gradient and TypeError for one of 8 bit, before anything has changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        turns = list(self._turns())
+        scalars, found_inf = Scalars(getattr(self, "grad_scale", None)), getattr(self, "found_inf", None)
+        again, turns = self._due(found_inf)
         if found_inf is not None and _on_host(found_inf):
             if float(found_inf):
-                self._skip(turns)
+                self._skip([*again.params, *(turn.param for turn in turns)])
                 return loss
             found_inf = None
-        updates: dict[str, list[Update]] = {}
-        scalars: dict[tuple[int, float], Step] = {}
+        turns += [self._turn(param, group) for param, group in again.changed()]
+        again.prepare(scalars, self._key_of)
+        updates: list[Update] = []
         for turn in turns:
             self._begin(turn)
-            step = self._count(turn, grad_scale, found_inf, scalars)
-            updates.setdefault(turn.group["arithmetic"], []).append(self._update(turn, step))
-        for arithmetic, some in updates.items():
-            kernel_for(self._backend, arithmetic)(some)
-            # A kernel may write past autograd, which has to notice graphs that still hold the old weights.
-            torch.autograd.graph.increment_version([update.param for update in some])
-        for turn in turns:
-            if turn.plan.keeps_more_than_the_word:
-                self._seals[turn.param] = Seal.of(local(turn.param))
+            updates.append(self._update(turn, self._count(turn, scalars, found_inf)))
+        for arithmetic in dict.fromkeys(turn.group["arithmetic"] for turn in turns):
+            kernel = kernel_for(self._backend, arithmetic)
+            kernel([u for t, u in zip(turns, updates, strict=True) if t.group["arithmetic"] == arithmetic])
+        again.step(self.meters, headroom=self.headroom)
+        # A kernel may write past autograd, which has to notice graphs that still hold the old weights.
+        torch.autograd.graph.increment_version([*again.params, *(update.param for update in updates)])
+        for turn, update in zip(turns, updates, strict=True):
+            self._end(turn, update)
         return loss
 
-    def _turns(self) -> Iterator[_Turn]:
-        """The parameters that have a gradient. Raises RuntimeError if one of those is sparse."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                if param.grad.is_sparse:
-                    raise RuntimeError(
-                        "CollageAdamW does not take sparse gradients; build the embedding with sparse=False"
-                    )
-                yield _Turn(param, group, plan_of(param, group))
+    def _due(self, found_inf: Tensor | None) -> tuple[Round, list[Turn]]:
+        """The parameters that have a gradient: those that stand, and the others.
 
-    def _begin(self, turn: _Turn) -> None:
+        None stands where the device alone knows whether to step. Raises RuntimeError for a sparse gradient.
+        """
+        again, turns = self._routine.begin(), []
+        for group in self.param_groups:
+            able = (found_inf is None or _on_host(found_inf)) and self._routine.takes(group)
+            for param in group["params"]:
+                grad = param.grad
+                if grad is None or (able and again.add(param, grad, group, self.state.get(param))):
+                    continue
+                turns.append(self._turn(param, group))
+        return again, turns
+
+    def _turn(self, param: Tensor, group: dict[str, Any]) -> Turn:
+        """A parameter that does not stand, or no longer."""
+        turn = Turn.of(param, group)
+        seal = self._routine.release(param)
+        if seal is not None:
+            self._seals[param] = seal
+        return turn
+
+    def _end(self, turn: Turn, update: Update) -> None:
+        """Seal what a step has left; from here on the parameter may stand."""
+        seal = Seal.of(local(turn.param)) if turn.plan.keeps_more_than_the_word else None
+        if turn.param not in self._converted and self._routine.stand(
+            turn, update, self.state[turn.param]["step"], seal
+        ):
+            self._seals.pop(turn.param, None)
+        elif seal is not None:
+            self._seals[turn.param] = seal
+
+    def _begin(self, turn: Turn) -> None:
         """Make the state before a parameter's first step; look for changes from outside before later ones."""
         if not self.state[turn.param]:
             made = initial_state(turn.param, turn.plan, amsgrad=turn.group["amsgrad"])
@@ -183,58 +198,43 @@ class CollageAdamW(Optimizer):
             self._converted.pop(turn.param, None)
             self._check_outside(turn.param)
 
-    def _count(
-        self,
-        turn: _Turn,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-        scalars: dict[tuple[int, float], Step],
-    ) -> Step:
-        """Count one step of a parameter and give its scalars, made once per group and count."""
+    def _count(self, turn: Turn, scalars: Scalars, found_inf: Tensor | None) -> Step:
+        """Count one step of a parameter and give its scalars."""
         state = self.state[turn.param]
         count = state["step"]
         if found_inf is None and _on_host(count):
             count += 1
-            key = id(turn.group), float(count)
-            if key not in scalars:
-                scalars[key] = step_of(turn.group, int(count), grad_scale, None)
-            return scalars[key]
+            return scalars.of(turn.group, float(count))
         # Whether this step counts is known to the device alone, and reading it would wait.
         device = local(turn.param).device
         count = state["step"] = count.to(device)
         found = None if found_inf is None else found_inf.to(device, non_blocking=True)
-        scale = None if grad_scale is None else grad_scale.to(device, non_blocking=True)
+        scale = None if scalars.grad_scale is None else scalars.grad_scale.to(device, non_blocking=True)
         count += 1 if found is None else found == 0
         return step_of(turn.group, count, scale, found)
 
-    def _update(self, turn: _Turn, step: Step) -> Update:
+    def _update(self, turn: Turn, step: Step) -> Update:
         meter = noise = None
         kept = self.state[turn.param]
         if self.meters is not None:
             meter = self.meters[turn.param] = Meter(local(turn.param).device, headroom=self.headroom)
             meter.found_inf = step.found_inf
         if turn.plan.name == "stochastic":
-            number = self._number_of(turn.param)
-            noise = noise_for(turn.param, mix_key(self._seed, int(kept["step"]), number))
+            noise = noise_for(turn.param, self._key_of(turn.param, float(kept["step"])))
         state = {name: local(tensor) for name, tensor in kept.items() if name != "step"}
         grad: Tensor = turn.param.grad  # type: ignore[assignment]
         return Update(local(turn.param), part_of(grad, turn.param), state, turn.plan, step, meter, noise)
 
-    def _number_of(self, param: Tensor) -> int:
-        """The position of a parameter among all of them, which a resumed run shares."""
-        known = sum(len(group["params"]) for group in self.param_groups)
-        if len(self._numbers) != known:
-            params = (p for group in self.param_groups for p in group["params"])
-            self._numbers = {p: number for number, p in enumerate(params)}
-        return self._numbers[param]
+    def _key_of(self, param: Tensor, count: float) -> int:
+        return self._keys.of(param, count, self.param_groups)
 
-    def _skip(self, turns: list[_Turn]) -> None:
+    def _skip(self, params: list[Tensor]) -> None:
         """A loss scaler found infinities: nothing changes, and a measured step counts as skipped."""
         if self.meters is None:
             return
-        for turn in turns:
-            part = local(turn.param)
-            meter = self.meters[turn.param] = Meter(part.device)
+        for param in params:
+            part = local(param)
+            meter = self.meters[param] = Meter(part.device)
             meter.add(numel=part.numel(), skipped=1)
 
     def _settle(self, param: Tensor) -> None:
@@ -268,6 +268,7 @@ class CollageAdamW(Optimizer):
         with torch.no_grad():
             for param in list(chosen):
                 resync(param, self.state.get(param, {}))
+                self._routine.release(param)
                 self._seals.pop(param, None)
                 self._converted.pop(param, None)
 
@@ -282,6 +283,7 @@ class CollageAdamW(Optimizer):
         if self.state.get(param):
             raise ValueError("a second word can be seeded before the first step only")
         state = self.state[param] = initial_state(param, plan, amsgrad=group["amsgrad"])
+        self._routine.release(param)
         with torch.no_grad():
             seed_weight(local(param), {name: local(tensor) for name, tensor in state.items()}, local(exact))
         if plan.keeps_more_than_the_word:
@@ -314,6 +316,7 @@ class CollageAdamW(Optimizer):
         converted, a missing second word starts at 0 with a warning, and a float buffer where integers belong
         raises TypeError. A load that is refused leaves the optimizer as it was.
         """
+        self._seals |= self._routine.release_all()
         before = self.state, self.param_groups, self._seals, self._converted
         try:
             missing, surplus = self._load(state_dict)
@@ -378,8 +381,7 @@ class CollageAdamW(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # Seals and meters belong to one process and its tensors; a copy starts without them.
-        self._seals = {}
-        self._numbers = {}
+        self._routine, self._keys, self._seals = Routine(self._backend), Keys(self._seed), {}
         self._converted = {}
         self.meters, self.headroom = None, True
         for group in self.param_groups:

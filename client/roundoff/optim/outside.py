@@ -42,7 +42,12 @@ class Seal:
         words = _words(param)
         if isinstance(words, Tensor) and isinstance(self.words, Tensor):
             return not torch.equal(words, self.words)
-        return _bytes(words) != _bytes(self.words)
+        return _bytes(words) != self.bytes
+
+    @property
+    def bytes(self) -> bytes:
+        """The words, wherever they are; of those of a device this waits."""
+        return _bytes(self.words)
 
 
 def contradicts(param: Tensor, state: Mapping[str, Tensor]) -> bool:

@@ -32,10 +32,14 @@ def to_low_precision(
     Returns, per cast parameter, the norm of what the storage format dropped over the parameter's norm.
     Raises TypeError for a dtype that no strategy stores, and ValueError if the optimizer has stepped already.
     """
-    from .strategies import STORAGE_DTYPES
+    from .strategies import FLOAT8_DTYPES, STORAGE_DTYPES
 
     if dtype not in STORAGE_DTYPES:
-        raise TypeError(f"to_low_precision casts to bfloat16 or float16, got {dtype}")
+        # Hardly a layer of PyTorch computes in float8, so whose weights they are has to be said.
+        way = "; for float8 give weights one by one to CollageAdamW.seed (docs/float8.md)"
+        raise TypeError(
+            f"to_low_precision casts to bfloat16 or float16, got {dtype}{way if dtype in FLOAT8_DTYPES else ''}"
+        )
     if optimizer is not None and optimizer.state:
         raise ValueError("cast before the first step: this optimizer holds state in the old dtype already")
     patterns = tuple(keep)

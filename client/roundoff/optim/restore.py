@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.numerics import join_master, split_master
+from roundoff.numerics import LOWER_WORDS, join_master, split_master
 
 from .shards import local, part_of
-from .state import stored_weight
+from .state import fill_lower_words, stored_weight
 from .strategies import SECOND_MOMENT, WEIGHT_WORDS, StateTensor, Strategy
 
 
@@ -46,7 +46,9 @@ def adopt_state(param: Tensor, saved: Mapping[str, Any], plan: Strategy, *, amsg
     words = {name: _checked(name, saved, param) for name in WEIGHT_WORDS if name in saved}
     own = [tensor for tensor in plan.state if tensor.name in WEIGHT_WORDS]
     state |= {tensor.name: _empty(param, tensor) for tensor in own}
-    if all(tensor.name in words for tensor in own):
+    widths = {tensor.name: tensor.dtype_for(param.dtype).itemsize for tensor in own}
+    # In more words, or words of another width, the same value is written otherwise.
+    if not own or widths == {name: word.dtype.itemsize for name, word in words.items()}:
         for tensor in own:
             local(state[tensor.name]).copy_(words[tensor.name])
         return Adopted(state, set(), None)
@@ -58,7 +60,9 @@ def convert_weight(param: Tensor, state: Mapping[str, Tensor], words: Mapping[st
     """Make the second word or master in `state` hold what `words` of another strategy keep of the weight."""
     weight = local(param).detach()
     exact = stored_weight(weight, words)
-    for name in WEIGHT_WORDS:
+    lower = {name: local(state[name]) for name in LOWER_WORDS if name in state}
+    fill_lower_words(lower, exact - weight.to(torch.float32))
+    for name in ("remainder", "master"):
         if name in state:
             _fill_weight_word(local(state[name]), name, weight, exact)
 
@@ -120,9 +124,6 @@ def _fill_weight_word(word: Tensor, name: str, weight: Tensor, exact: Tensor) ->
     """What one kind of second word holds beside a weight whose full value is `exact`, float32."""
     if name == "master":
         word.copy_(exact)
-    elif name == "lo":
-        left = exact - weight.to(torch.float32)
-        word.copy_(torch.where(left.isfinite(), left, 0.0))
     else:
         # The visible word stays as it was loaded, so on an exact tie the remainder is one short of its reach.
         wide = exact.view(torch.int32).to(torch.int64)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.numerics import join_master, split_master
+from roundoff.numerics import LOWER_WORDS, join_master, join_words, narrow, split_master
 
 from .strategies import Strategy
 
@@ -31,8 +31,8 @@ def stored_weight(param: Tensor, state: Mapping[str, Any]) -> Tensor:
     word = param.detach()
     if "remainder" in state:
         return join_master(word, state["remainder"])
-    value = word.to(torch.float32, copy=True)
-    return value + state["lo"].to(torch.float32) if "lo" in state else value
+    words = [word.to(torch.float32, copy=True), *(state[name] for name in LOWER_WORDS if name in state)]
+    return join_words(words)
 
 
 def seed_weight(param: Tensor, state: dict[str, Any], exact: Tensor) -> None:
@@ -45,15 +45,22 @@ def seed_weight(param: Tensor, state: dict[str, Any], exact: Tensor) -> None:
         param.copy_(hi)
         state["remainder"].copy_(rest)
     else:
-        param.copy_(exact)
-        if "lo" in state:
-            left = exact - param.to(torch.float32)
-            state["lo"].copy_(torch.where(left.isfinite(), left, 0.0))
+        param.copy_(narrow(exact, param.dtype))
+        fill_lower_words(state, exact - param.to(torch.float32))
+
+
+def fill_lower_words(state: Mapping[str, Tensor], left: Tensor) -> None:
+    """Make the words below the visible one, those that there are, hold what it left over, float32, in place."""
+    for name in LOWER_WORDS:
+        if name in state:
+            left = torch.where(left.isfinite(), left, 0.0)
+            state[name].copy_(left)
+            left = left - state[name].to(torch.float32)
 
 
 def resync(param: Tensor, state: dict[str, Any]) -> None:
-    """Take the visible weight as it is: lo and remainder ← 0, master ← w."""
-    for name in ("lo", "remainder"):
+    """Take the visible weight as it is: lower words and remainder ← 0, master ← w."""
+    for name in (*LOWER_WORDS, "remainder"):
         if name in state:
             state[name].zero_()
     if "master" in state:

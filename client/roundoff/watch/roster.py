@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.metrics.cures import FLOAT8
 from roundoff.wire import Layer
 
 
@@ -50,6 +51,8 @@ def roster(model: nn.Module, optimizer: Optimizer) -> list[Member]:
                 unnamed.append(f"shape {tuple(param.shape)} in group {number}")
             elif param.requires_grad:
                 strategy = "float32" if param.dtype == torch.float32 else declared
+                if param.dtype.itemsize == 1:
+                    strategy = f"{FLOAT8}{declared}"  # the same name costs and keeps less than in 16 bit
                 found[param] = Member(name, param, number, strategy)
     if not any(param in names for param in found):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for a weight: the plain word, a pair, or a float32 master.
+"""What an optimizer keeps for a weight: the plain word, a pair (or three words), or a float32 master.
 
 Each kind answers the four questions that the statistics ask of it. All tensors are flat, of one length.
 """
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from roundoff.numerics import FORMATS, Format, add_to_pair, format_of, join_master
+from roundoff.numerics import FORMATS, LOWER_WORDS, Format, add_to_expansion, format_of, join_master, narrow
 
 _F32_BIAS = 127
 _F32_MANTISSA = 23
@@ -50,33 +50,41 @@ class Plain:
         return gap_exponent(hi32, u, self._form)
 
     def keeps(self, hi: Tensor, x: Tensor) -> Tensor:
-        return (hi.to(torch.float32) + x).to(hi.dtype) == hi
+        return narrow(hi.to(torch.float32) + x, hi.dtype) == hi
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """hi + lo, both in the storage format."""
+class Expansion:
+    """hi + lo, or hi + lo + lo2, all in the storage format; without the visible word, largest first."""
 
-    lo: Tensor
-    lo_after: Tensor
+    lower: tuple[Tensor, ...]
+    lower_after: tuple[Tensor, ...]
 
     def applied(self, seen: Tensor) -> Tensor:
         # In this order: hi + lo itself is not exact in float32.
-        return seen + (self.lo_after.to(torch.float32) - self.lo.to(torch.float32))
+        change: Tensor | None = None
+        for old, new in zip(reversed(self.lower), reversed(self.lower_after), strict=True):
+            moved = new.to(torch.float32) - old.to(torch.float32)
+            change = moved if change is None else moved + change
+        return seen if change is None else seen + change
 
     def value(self, hi: Tensor) -> Tensor:
-        return hi.to(torch.float64) + self.lo.to(torch.float64)
+        total = hi.to(torch.float64)
+        for word in self.lower:
+            total = total + word.to(torch.float64)
+        return total
 
     def resolution(self, hi32: Tensor, u: Tensor) -> Tensor:
-        form = format_of(self.lo.dtype)
-        resolution = gap_exponent(hi32, u, form) - form.precision
+        form = format_of(self.lower[0].dtype)
+        resolution = gap_exponent(hi32, u, form) - form.precision * len(self.lower)
         # A narrow format runs out of range before lo runs out of digits; bfloat16 shares float32's range.
         smallest = form.emin - form.precision + 1
         return resolution if form.dtype == torch.bfloat16 else resolution.clamp_min_(smallest)
 
     def keeps(self, hi: Tensor, x: Tensor) -> Tensor:
-        new_hi, new_lo = add_to_pair(hi, self.lo, x)
-        return (new_hi == hi) & (new_lo == self.lo)
+        words = (hi, *self.lower)
+        same = [new == old for new, old in zip(add_to_expansion(words, x), words, strict=True)]
+        return torch.stack(same).all(dim=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Master:
 
 
 def stored_between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Stored:
-    """What is kept, from words named `param`, and `lo`, `remainder` (or an int16 `lo`) or `master` if any.
+    """What is kept, from words named `param`, and `lo` (and `lo2`), `remainder` (or an int16 `lo`) or `master` if any.
 
     Raises TypeError where lo's dtype fits neither kind.
     """
@@ -114,7 +122,8 @@ def stored_between(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
         return Master(join_master(hi, lo), join_master(after["param"], after[second]))
     if lo.dtype != hi.dtype:
         raise TypeError(f"lo must be {hi.dtype} like the parameter, or int16 for a remainder; got {lo.dtype}")
-    return Pair(lo, after["lo"])
+    lower = [name for name in LOWER_WORDS if name in before]
+    return Expansion(tuple(before[name] for name in lower), tuple(after[name] for name in lower))
 
 
 def gap_exponent(w32: Tensor, u: Tensor, form: Format) -> Tensor:

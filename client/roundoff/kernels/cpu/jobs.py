@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from roundoff.numerics import format_of
 
-from ..step import Update
+from ..step import Step, Update
 
-PACKED = struct.Struct("=9Qq4i9f2I4xQd")
+if TYPE_CHECKING:
+    from roundoff.optim.strategies import Strategy
+
+SCALARS = "9f2I4xQd"
+"""struct scalars."""
+
+PACKED = struct.Struct(f"=9Qq4i{SCALARS}")
 """struct job: pointers, size, kinds, scalars."""
 
 JOB_SIZE = PACKED.size
@@ -30,8 +37,15 @@ _WEIGHTS = {
     "fp32-master": 5,
 }
 _SECONDS = {"plus": 1, "exact": 2, "fp32-state": 3, "fp32-master": 3}
-_SECOND_WORDS = ("lo", "remainder")
-_V_WORDS = ("exp_avg_sq_lo", "exp_avg_sq_remainder")
+
+WORDS = (
+    ("exp_avg",),
+    ("exp_avg_sq",),
+    ("lo", "remainder"),
+    ("exp_avg_sq_lo", "exp_avg_sq_remainder"),
+    ("master",),
+)
+"""The names that m, v, lo, v_lo and master of the C code have in the state."""
 
 
 def tensors_of(update: Update, *, has_float16: bool) -> list[Tensor | None] | None:
@@ -56,15 +70,7 @@ def tensors_of(update: Update, *, has_float16: bool) -> list[Tensor | None] | No
         if not param.is_contiguous():
             return None
         grad = grad.contiguous()
-    return [
-        param,
-        found["exp_avg"],
-        found["exp_avg_sq"],
-        next((found[name] for name in _SECOND_WORDS if name in found), None),
-        next((found[name] for name in _V_WORDS if name in found), None),
-        found.get("master"),
-        grad,
-    ]
+    return [param, *(next((found[name] for name in names if name in found), None) for names in WORDS), grad]
 
 
 def _no_noise(update: Update) -> bool:
@@ -89,13 +95,8 @@ def _same_layout(param: Tensor, state: dict[str, Tensor]) -> bool:
 
 def pack(buffer: Any, at: int, update: Update, tensors: list[Tensor | None], row: int, bins: int) -> None:
     """Write one job into `buffer`; `row` and `bins` are addresses of float64 to add to, 0 to measure nothing."""
-    step, name = update.step, update.strategy.name
-    second = _SECONDS.get(name, 0) if update.param.dtype != torch.float32 else 0
-    scale = 1.0 if step.gradient_scale is None else float(step.gradient_scale)
+    kinds = kinds_of(update.param, update.strategy)
     noise = update.noise
-    key = 0 if noise is None else noise.key
-    exact_v = second in (2, 3) or update.param.dtype == torch.float32
-    smallest = format_of(torch.float32 if exact_v else update.param.dtype).smallest
     PACKED.pack_into(
         buffer,
         at,
@@ -103,10 +104,36 @@ def pack(buffer: Any, at: int, update: Update, tensors: list[Tensor | None], row
         row,
         bins,
         update.param.numel(),
-        _FORMATS[update.param.dtype],
-        _WEIGHTS[name],
-        second,
-        int(bool(step.weight_decay)),
+        kinds.format,
+        kinds.weight,
+        kinds.second,
+        int(bool(update.step.weight_decay)),
+        *scalars_of(update.step, kinds.smallest, noise.key if noise else 0, noise.first if noise else 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """How one tensor is stored, in the numbers of block.h; `smallest` is what v can hold, above 0."""
+
+    format: int
+    weight: int
+    second: int
+    smallest: float
+
+
+def kinds_of(param: Tensor, strategy: Strategy) -> Kinds:
+    """How a parameter is stored that `tensors_of` takes."""
+    wide = param.dtype == torch.float32
+    second = 0 if wide else _SECONDS.get(strategy.name, 0)
+    smallest = format_of(torch.float32 if wide or second in (2, 3) else param.dtype).smallest
+    return Kinds(_FORMATS[param.dtype], _WEIGHTS[strategy.name], second, smallest)
+
+
+def scalars_of(step: Step, smallest: float, key: int = 0, first: int = 0) -> tuple[float, ...]:
+    """The fields of block.h's scalars; `key` and `first` are those of the random bits."""
+    scale = 1.0 if step.gradient_scale is None else float(step.gradient_scale)
+    return (
         -scale if step.maximize else scale,
         step.beta1,
         1.0 - step.beta1,
@@ -118,7 +145,7 @@ def pack(buffer: Any, at: int, update: Update, tensors: list[Tensor | None], row
         _single(step.decay),
         key & 0xFFFFFFFF,
         key >> 32,
-        0 if noise is None else noise.first,
+        first,
         smallest / 2 / (1.0 - step.beta2),
     )
 

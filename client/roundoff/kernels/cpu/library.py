@@ -16,7 +16,9 @@ INSTRUCTION_SETS = ("avx512", "avx2", "baseline")
 """Best first."""
 
 SAMPLED = 32
-"""Words that `Library.sample` takes of a tensor that has more."""
+"""Words that are sampled of a tensor that has more; block.h has the same."""
+
+_NO_MEMORY = "no memory for the bookkeeping of an optimizer step"
 
 
 class UnavailableError(RuntimeError):
@@ -44,7 +46,38 @@ class Library:
             int(bins),
         )
         if done != 0:
-            raise MemoryError("no memory for the bookkeeping of an optimizer step")
+            raise MemoryError(_NO_MEMORY)
+
+    def look(self, turns: int, tensors: int, count: int, counts: int, changed: int) -> None:
+        """Look at `count` turns at address `turns` before they step; see source/step.c."""
+        self.handle.roundoff_look(
+            ctypes.c_void_p(turns),
+            ctypes.c_void_p(tensors),
+            ctypes.c_int64(count),
+            ctypes.c_void_p(counts),
+            ctypes.c_void_p(changed),
+        )
+
+    def step_standing(
+        self, turns: int, tensors: int, count: int, settings: int, sums: tuple[int, int], threads: int
+    ) -> None:
+        """Run `count` turns with the scalars at `settings`; `sums` are addresses of rows and bins, or 0.
+
+        Raises MemoryError before anything was changed.
+        """
+        done = self.handle.roundoff_step_standing(
+            ctypes.c_void_p(self.kernels),
+            ctypes.c_void_p(turns),
+            ctypes.c_void_p(tensors),
+            ctypes.c_int64(count),
+            ctypes.c_void_p(settings),
+            ctypes.c_void_p(sums[0]),
+            ctypes.c_void_p(sums[1]),
+            threads,
+            self.parallel,
+        )
+        if done != 0:
+            raise MemoryError(_NO_MEMORY)
 
     def sample(self, words: int, size: int, numel: int) -> bytes:
         """A few words, fixed places, of the `numel` words of `size` bytes (2 or 4) at address `words`."""
@@ -69,8 +102,9 @@ def load(instruction_set: str | None = None, path: Path = LIBRARY) -> Library:
     except (OSError, AttributeError) as error:
         raise UnavailableError(f"{path.name} cannot be loaded: {error}") from error
     from .jobs import JOB_SIZE
+    from .standing import SIZES
 
-    if handle.roundoff_job_size() != JOB_SIZE:
+    if any(handle[f"roundoff_{name}_size"]() != size for name, size in {"job": JOB_SIZE, **SIZES}.items()):
         raise UnavailableError(f"{path.name} lays its structures out differently on this platform")
     for name in INSTRUCTION_SETS if instruction_set is None else (instruction_set,):
         kernels = handle.roundoff_kernels(name.encode())

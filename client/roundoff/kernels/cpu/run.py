@@ -29,6 +29,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def threads() -> int:
+    """How many threads a step may use."""
+    return 1 if _forked else torch.get_num_threads()
+
+
 def step_cpu(updates: Sequence[Update]) -> None:
     """AdamW steps in C with binary32 arithmetic; see `kernels.step.Kernel`."""
     step_with(library(), updates)
@@ -71,8 +76,7 @@ def _step(lib: Library, work: list[tuple[Update, list[Tensor | None]]]) -> None:
         pack(
             jobs, number * JOB_SIZE, update, tensors, row, bins[number].data_ptr() if headroom and row else 0
         )
-    threads = 1 if _forked else torch.get_num_threads()
-    lib.step(ctypes.addressof(jobs), len(work), threads, bins=headroom)
+    lib.step(ctypes.addressof(jobs), len(work), threads(), bins=headroom)
     for number, meter in enumerate(meters):
         if meter is not None:
             meter.take(rows[number], bins[number] if headroom else None)

@@ -56,4 +56,27 @@ struct kernels {
     step_block *step;
 };
 
+#define SAMPLED 32 /* words that are looked at of a tensor that has more */
+
+/* What all steps of one tensor have in common, and the words that the last of them left. */
+struct standing {
+    int64_t numel, places[SAMPLED]; /* elements that are looked at, in memory */
+    int32_t format, weight, second;
+    int32_t has_lo, has_v_lo, has_master;
+    int32_t sealed; /* whether words are kept at all */
+    char words[4 * SAMPLED];
+};
+
+/* One tensor's turn in a step. `kernels/cpu/standing.py` makes these of numbers of 64 bits. */
+struct turn {
+    struct standing *standing;
+    uint64_t noise;  /* key of the random bits */
+    int64_t setting; /* number of its scalars */
+};
+
+struct setting {
+    struct scalars scalars;
+    int64_t has_decay;
+};
+
 #endif

@@ -17,6 +17,9 @@ extern const struct kernels roundoff_kernels_avx2, roundoff_kernels_avx512;
 /* Found in the file before it is loaded, so that one made from another source is not. */
 const char roundoff_source_hash[] = SOURCE_HASH;
 int64_t roundoff_job_size(void) { return (int64_t)sizeof(struct job); }
+int64_t roundoff_standing_size(void) { return (int64_t)sizeof(struct standing); }
+int64_t roundoff_turn_size(void) { return (int64_t)sizeof(struct turn); }
+int64_t roundoff_setting_size(void) { return (int64_t)sizeof(struct setting); }
 
 /* The kernels for an instruction set, NULL if this processor does not have it. */
 const struct kernels *roundoff_kernels(const char *instruction_set)
@@ -33,8 +36,6 @@ const struct kernels *roundoff_kernels(const char *instruction_set)
 }
 
 int roundoff_has_float16(const struct kernels *kernels) { return kernels->has_float16; }
-
-#define SAMPLED 32
 
 /* A few words of a tensor of `numel` words of `size` bytes (2 or 4), spread from the first to the last, into `out`. */
 void roundoff_sample(const char *words, int size, int64_t numel, char *out)
@@ -77,23 +78,25 @@ static struct block block_at(const struct job *job, int64_t start, long numel)
 static void step_padded(const struct work *work, const struct job *job, struct block b, struct tally *tally)
 {
     const long step = work->kernels->step_elements, word = bytes_of(job, 0), moment = bytes_of(job, job->second == WIDE);
+    const long left = b.valid, padding = (left + step - 1) / step * step - left;
     _Alignas(64) char copies[7][4 * (BLOCK + MAX_STEP)];
     char **fields[] = {&b.param, &b.m, &b.v, &b.lo, &b.v_lo, &b.master};
     const long widths[] = {word, moment, moment, 2, 2, 4};
     char *originals[6];
-    memset(copies, 0, sizeof copies);
     for (int f = 0; f < 6; f++) {
         originals[f] = *fields[f];
         if (originals[f] == NULL) continue;
-        memcpy(copies[f], originals[f], (size_t)(b.valid * widths[f]));
+        memcpy(copies[f], originals[f], (size_t)(left * widths[f]));
+        memset(copies[f] + left * widths[f], 0, (size_t)(padding * widths[f]));
         *fields[f] = copies[f];
     }
-    memcpy(copies[6], b.grad, (size_t)(b.valid * word));
+    memcpy(copies[6], b.grad, (size_t)(left * word));
+    memset(copies[6] + left * word, 0, (size_t)(padding * word));
     b.grad = copies[6];
-    b.numel = (b.valid + step - 1) / step * step;
+    b.numel = left + padding;
     work->kernels->step(job, &b, tally, work->bins);
     for (int f = 0; f < 6; f++)
-        if (originals[f] != NULL) memcpy(originals[f], copies[f], (size_t)(b.valid * widths[f]));
+        if (originals[f] != NULL) memcpy(originals[f], copies[f], (size_t)(left * widths[f]));
 }
 
 static void step_chunk(const struct work *work, const struct job *job, int64_t chunk, struct tally *tally)
@@ -195,4 +198,86 @@ int roundoff_step(
     free(work.tallies);
     free(first);
     return 0;
+}
+
+static size_t sample_places(const char *param, const struct standing *standing, char *words)
+{
+    const int64_t count = standing->numel < SAMPLED ? standing->numel : SAMPLED;
+    const size_t size = standing->format == 2 ? 4 : 2;
+    for (int64_t i = 0; i < count; i++) memcpy(words + i * size, param + standing->places[i] * size, size);
+    return (size_t)count * size;
+}
+
+/* The tensors of all turns follow each other: parameter, gradient, count of its steps, m, v, and what else is kept. */
+enum { PARAM, GRAD, COUNT, STATE };
+
+static int tensors_of(const struct standing *standing)
+{
+    return STATE + 2 + standing->has_lo + standing->has_v_lo + standing->has_master;
+}
+
+/* Before a step of `count` tensors: into `counts` which step of each it is, and into `changed` whether its words are
+   not those that the last one left. */
+void roundoff_look(const struct turn *turns, char *const *tensors, int64_t count, float *counts, char *changed)
+{
+    for (int64_t t = 0; t < count; t++) {
+        const struct standing *standing = turns[t].standing;
+        char words[4 * SAMPLED];
+        counts[t] = *(const float *)tensors[COUNT] + 1.0f;
+        changed[t] = standing->sealed &&
+                     memcmp(words, standing->words, sample_places(tensors[PARAM], standing, words)) != 0;
+        tensors += tensors_of(standing);
+    }
+}
+
+static struct job job_of(
+    const struct turn *turn, char *const *tensors, const struct setting *setting, double *row, double *bins)
+{
+    const struct standing *standing = turn->standing;
+    char *const *state = tensors + STATE;
+    struct job job = {
+        .param = tensors[PARAM],
+        .grad = tensors[GRAD],
+        .row = row,
+        .bins = bins,
+        .numel = standing->numel,
+        .format = standing->format,
+        .weight = standing->weight,
+        .second = standing->second,
+        .has_decay = (int32_t)setting->has_decay,
+        .scalars = setting->scalars,
+    };
+    job.m = *state++;
+    job.v = *state++;
+    if (standing->has_lo) job.lo = *state++;
+    if (standing->has_v_lo) job.v_lo = *state++;
+    if (standing->has_master) job.master = *state++;
+    job.scalars.noise = (uint32_t)turn->noise;
+    job.scalars.noise_high = (uint32_t)(turn->noise >> 32);
+    return job;
+}
+
+/* Step tensors that stand, count the step, and keep a few of the words that it left. `rows` and `bins` have a place
+   for every turn, or are NULL; for the rest and what is returned see `roundoff_step`. */
+int roundoff_step_standing(
+    const struct kernels *kernels, const struct turn *turns, char *const *tensors, int64_t count,
+    const struct setting *settings, double *rows, double *bins, int threads, parallel *gomp_parallel)
+{
+    struct job *jobs = malloc((size_t)count * sizeof *jobs);
+    if (jobs == NULL) return -1;
+    char *const *of_turn = tensors;
+    for (int64_t t = 0; t < count; t++) {
+        jobs[t] = job_of(&turns[t], of_turn, &settings[turns[t].setting], rows ? rows + t * ROW : NULL,
+                         bins ? bins + t * 2 * BINS : NULL);
+        of_turn += tensors_of(turns[t].standing);
+    }
+    const int failed = roundoff_step(kernels, jobs, count, threads, gomp_parallel, bins != NULL);
+    for (int64_t t = 0; t < count && !failed; t++) {
+        struct standing *standing = turns[t].standing;
+        *(float *)tensors[COUNT] += 1.0f;
+        if (standing->sealed) sample_places(tensors[PARAM], standing, standing->words);
+        tensors += tensors_of(standing);
+    }
+    free(jobs);
+    return failed;
 }
