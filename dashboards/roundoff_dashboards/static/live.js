@@ -12,7 +12,10 @@ const THROTTLE_MS = 500;
 const POLL_MS = 3000;
 const REOPEN_MS = 5000;
 
-/** Refreshes at most every `THROTTLE_MS`, never two at once, and always once more after the last event. */
+/**
+ * Refreshes at most every `THROTTLE_MS`, never two at once, and always once more after the last event. What is due
+ * while the tab is hidden waits until it is seen again.
+ */
 export const live = {
   running: false,
   wanted: false,
@@ -29,6 +32,7 @@ export const live = {
 
   async refresh() {
     this.timer = undefined;
+    if (document.hidden) return;
     this.running = true;
     this.wanted = false;
     try {
