@@ -12,6 +12,7 @@ from typing import Any
 from roundoff.metrics import Sums as Sums
 
 from .history import History as History
+from .preflight_checks import Warned as Warned, preflight as preflight
 from .statistics import Meter as Meter, measure as measure, measure_moment as measure_moment
 from .watching import Watch as Watch, watch as watch
 

@@ -47,11 +47,13 @@ class History:
         self._model = Track()
         self._layers = [Track() for _ in self.names]
         self._waiting: Sample | None = None
+        self.newest: Sample | None = None
+        """The last sample taken, with its histograms; it may still be on the device."""
 
     def take(self, sample: Sample) -> None:
         """Take a sample; the one before it is read now."""
         self._read()
-        self._waiting = sample
+        self._waiting = self.newest = sample
 
     def lines(self) -> list[LayerLine]:
         """Every layer as it stands, worst first: stalling before the rest, least efficient first."""

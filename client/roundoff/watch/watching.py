@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from roundoff.delivery.sample import GroupSetting, Sample, Sink
 from roundoff.metrics import ROW, Verdict
@@ -18,6 +19,7 @@ from roundoff.telling import warn
 from roundoff.wire import Layer
 
 from .history import History
+from .outlook import Outlook, Schedule, outlook, schedules_of
 from .roster import roster
 from .shadow import measure_replay, refusal, replay
 from .statistics import Meter
@@ -96,6 +98,20 @@ class Watch:
     def verdict(self) -> Verdict:
         """The verdict so far, in words and with the numbers behind it."""
         return self.history.verdict()
+
+    def forecast(self, schedule: Schedule | LRScheduler, steps: int | None = None) -> Outlook:
+        """When each layer and the model will have lost 10, 50 and 90 % of their updates, or half of the descent.
+
+        `schedule` is a table of learning rates by optimizer step, for all groups, or the run's own scheduler and how
+        many of its `steps` to look at. Made from the newest sample (numerics §6); waits for the device. Raises
+        ValueError before the first sample, after `detach`, and for a scheduler that goes by a measured loss.
+        """
+        if self.history.newest is None or not self._members:
+            raise ValueError(
+                "a forecast needs a sample: call it after the first watched step and before detach()"
+            )
+        groups = sorted({member.group for member in self._members})
+        return outlook(self.history.newest, self.layers, schedules_of(schedule, groups, self.step, steps))
 
     def report(self) -> None:
         """Print the verdict table now."""
