@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from roundoff.optim import STRATEGIES, CollageAdamW
 
 Group = Callable[[int], Ranks]
-STEPS, MORE = 4, 4
+STEPS, MORE = 4, 10
 
 
 def made(sharded: bool, options: dict[str, Any], seed: int = 0) -> tuple[nn.Module, CollageAdamW]:
@@ -42,7 +42,7 @@ def save(folder: str, options: dict[str, Any], flat: bool = False) -> dict[str, 
 
 
 def load(folder: str, sharded: bool, options: dict[str, Any], flat: bool = False) -> list[dict[str, Tensor]]:
-    """What is there right after the load, and some steps later."""
+    """What is there right after the load, and ten steps later."""
     model, optimizer = made(sharded, options, seed=9)
     how = StateDictOptions(flatten_optimizer_state_dict=flat)
     weights, state = get_state_dict(model, optimizer, options=how)

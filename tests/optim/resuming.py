@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from roundoff.optim import STRATEGIES, CollageAdamW
 
-STEPS, MORE = 5, 4
+STEPS, MORE = 5, 10
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

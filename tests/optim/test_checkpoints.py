@@ -36,7 +36,7 @@ def assert_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_steps_in_a_new_process_equal_uninterrupted_ones(resumed: Path, case: Case) -> None:
+def test_ten_steps_in_a_new_process_equal_ten_uninterrupted_ones(resumed: Path, case: Case) -> None:
     before = torch.load(resumed / f"{case.name}.before.pt")
     loaded, after = torch.load(resumed / f"{case.name}.after.pt")
     assert_equal(loaded, before)
