@@ -122,6 +122,11 @@ def test_words_that_did_not_change_between_two_checkpoints(write: Any) -> None:
     assert (found.only_here, found.only_there) == (("small",), ("new",))
     assert found.same_share == pytest.approx((768 + 48 * 32 + 64) / (768 + 64 * 32 + 64))
     assert ("unchanged", "head.weight") in kinds(found)
+    assert found.findings[0].kind == "ones"
+    (said,) = [one for one in found.findings if one.kind == "unchanged" and "head.weight" in one.tensors]
+    assert said.tensors == ("head.bias", "head.weight", "norm.weight")
+    assert said.says.startswith("75 % to 100 % of the words are bit for bit the same")
+    assert said.share == 0.75
     assert ("unchanged", "wide") not in kinds(found)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from roundoff.metrics import name_some
+
 from .source import Json
 from .terminal import output, print_json
 
@@ -42,11 +44,9 @@ def check(
     if as_json:
         print_json(describe(found))
     for one in [] if as_json else found:
+        where = f"{name_some(one.layers)}: " if one.layers else ""
         output.print(
-            Text(one.what, style="bold"),
-            Text(one.text.removeprefix(f"{one.what}: ")),
-            sep="\n  ",
-            soft_wrap=True,
+            Text(where + one.what, style="bold"), Text(f"{one.why}. {one.cure}."), sep="\n  ", soft_wrap=True
         )
     if not found and not as_json:
         output.print("Nothing stands out.")

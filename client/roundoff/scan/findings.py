@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 import torch
 
-from roundoff.metrics import name_some, percent
+from roundoff.metrics import name_some
 from roundoff.numerics import format_of, round_to
 
 from .look import TensorFacts
 
 Kind = Literal["ones", "zeros", "unchanged", "narrow", "state", "counter", "nonfinite"]
+
+KINDS: tuple[Kind, ...] = ("nonfinite", "ones", "unchanged", "state", "counter", "narrow", "zeros")
+"""What matters most first."""
 
 ENOUGH = 16
 """Elements from which a share says something."""
@@ -25,7 +28,11 @@ SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that looks wrong in one tensor, or in several alike. `share`: of their elements, where it is one."""
+    """One thing that looks wrong in one tensor, or in several alike.
+
+    `share`: of their elements, where it is one; the smallest of several. `says` has `{share}` in its place until
+    findings are put together.
+    """
 
     kind: Kind
     tensors: tuple[str, ...]
@@ -42,7 +49,7 @@ def findings_of(facts: TensorFacts, numbers: Mapping[str, Any]) -> Iterator[Find
     """What is to be said of one tensor; `numbers` are the plain values saved beside it."""
     if facts.numel and facts.nonfinite:
         share = facts.nonfinite / facts.numel
-        yield Finding("nonfinite", (facts.name,), f"{facts.nonfinite:,} entries are not finite", share)
+        yield Finding("nonfinite", (facts.name,), "{share} of entries are not finite", share)
     if facts.dtype in SIXTEEN and _last_part(facts.name) == "step":
         yield _counter(facts, SIXTEEN[facts.dtype])
         return
@@ -67,7 +74,7 @@ def findings_of(facts: TensorFacts, numbers: Mapping[str, Any]) -> Iterator[Find
 
 def _ones(facts: TensorFacts) -> Finding:
     share = facts.ones / facts.numel
-    says = f"{percent(share)} of entries are exactly 1.0: never trained, or every step was rounded away"
+    says = "{share} of entries are exactly 1.0: never trained, or every step was rounded away"
     dtype = SIXTEEN.get(facts.dtype)
     if dtype is not None:
         p = format_of(dtype).precision
@@ -78,7 +85,7 @@ def _ones(facts: TensorFacts) -> Finding:
 def _unchanged(facts: TensorFacts) -> Finding:
     same = facts.same or 0
     share = same / facts.numel
-    says = f"{percent(share)} of its words are bit for bit the same in both checkpoints"
+    says = "{share} of the words are bit for bit the same in both checkpoints"
     if facts.dtype in SIXTEEN:
         says += "; normal where a master or a second word keeps the rest, lost updates where nothing does"
     return Finding("unchanged", (facts.name,), says, share)

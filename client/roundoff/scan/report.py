@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from roundoff.metrics import percent
+
 from .checkpoint import open_checkpoint
-from .findings import SIXTEEN, Finding, findings_of
+from .findings import KINDS, SIXTEEN, Finding, findings_of
 from .look import TensorFacts, look
 from .tensors import Checkpoint, CheckpointError
 
@@ -92,9 +94,16 @@ def _missing(one: Checkpoint | None, other: Checkpoint | None) -> tuple[str, ...
 
 
 def _merged(found: list[Finding]) -> Iterator[Finding]:
-    """The same said of many tensors, once."""
+    """The same said of many tensors, once, what matters most first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for one in found:
-        groups.setdefault((one.kind, one.says), []).append(one)
+    for one in sorted(found, key=lambda finding: KINDS.index(finding.kind)):
+        groups.setdefault((one.kind, one.says.format(share="")), []).append(one)
     for alike in groups.values():
-        yield replace(alike[0], tensors=tuple(name for one in alike for name in one.tensors))
+        shares = [one.share for one in alike if one.share is not None]
+        said = dict.fromkeys(percent(share) for share in (min(shares), max(shares))) if shares else {}
+        yield replace(
+            alike[0],
+            tensors=tuple(name for one in alike for name in one.tensors),
+            says=alike[0].says.format(share=" to ".join(said)),
+            share=min(shares, default=None),
+        )
