@@ -87,7 +87,8 @@ def _row(facts: TensorFacts, *, compared: bool) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _share(count: int, numel: int, *, shown: bool) -> str:
+def _share(count: int, numel: int, *, shown: bool, loss: bool = True) -> str:
+    """A cell; in the colour of loss where much of the tensor is."""
     if not shown or not numel:
         return '<td class="share">–</td>'
-    return f'<td class="share{" much" if count >= numel / 2 else ""}">{percent(count / numel)}</td>'
+    return f'<td class="share{" much" if loss and count >= numel / 2 else ""}">{percent(count / numel)}</td>'
