@@ -149,5 +149,6 @@ def test_what_a_forecast_needs() -> None:
     with pytest.raises(ValueError, match="how many steps"):
         watching.forecast(scheduler)
     watching.detach()
+    assert watching.history.newest is None  # nothing stays on the device
     with pytest.raises(ValueError, match=r"before detach\(\)"):
         watching.forecast({0: 1.0})

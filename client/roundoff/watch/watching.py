@@ -106,7 +106,7 @@ class Watch:
         many of its `steps` to look at. Made from the newest sample (numerics §6); waits for the device. Raises
         ValueError before the first sample, after `detach`, and for a scheduler that goes by a measured loss.
         """
-        if self.history.newest is None or not self._members:
+        if self.history.newest is None:
             raise ValueError(
                 "a forecast needs a sample: call it after the first watched step and before detach()"
             )
@@ -147,7 +147,7 @@ class Watch:
             self._self_measuring.meters = None
         self._clear()
         self._index, self._start, self._members = {}, {}, []
-        self._sink = None
+        self._sink = self.history.newest = None
 
     def __enter__(self) -> Watch:
         return self
