@@ -10,6 +10,7 @@ import torch
 
 from roundoff.metrics import name_some
 from roundoff.numerics import format_of, round_to
+from roundoff.watch.preflight_checks import never_decays
 
 from .look import TensorFacts
 
@@ -101,6 +102,8 @@ def _second_moment(facts: TensorFacts, numbers: Mapping[str, Any]) -> Iterator[F
     if facts.dtype not in SIXTEEN or _last_part(facts.name) not in SECOND_MOMENTS:
         return
     beta2 = _beta2(facts.name, numbers)
+    if not never_decays(beta2, SIXTEEN[facts.dtype]):
+        return
     rounded = float(round_to(torch.tensor(beta2, dtype=torch.float64), SIXTEEN[facts.dtype]))
     says = (
         f"the second moment is {facts.dtype}: at β2 = {beta2:g} one step changes it by less than its spacing, so it "
@@ -108,8 +111,7 @@ def _second_moment(facts: TensorFacts, numbers: Mapping[str, Any]) -> Iterator[F
     )
     if rounded == 1:
         says += f", and β2 itself rounds to {rounded:g}"
-    if 1 - beta2 < 2.0 ** -(format_of(SIXTEEN[facts.dtype]).precision + 1):
-        yield Finding("state", (facts.name,), says)
+    yield Finding("state", (facts.name,), says)
 
 
 def _beta2(name: str, numbers: Mapping[str, Any]) -> float:

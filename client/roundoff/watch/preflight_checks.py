@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -160,7 +160,7 @@ def _second_moment(settings: Settings) -> Iterator[Warned]:
     ):
         return
     beta2, p = settings.betas[1], format_of(state).precision
-    if 1 - beta2 >= 2.0 ** -(p + 1) or beta2 >= 1:
+    if beta2 >= 1 or not never_decays(beta2, state):
         return
     rounded = float(round_to(torch.tensor(beta2, dtype=torch.float64), state))
     says = (
@@ -173,6 +173,11 @@ def _second_moment(settings: Settings) -> Iterator[Warned]:
         f"({_power(-p - 1)} of it or more)",
         'CollageAdamW(…, strategy="plus") keeps a second word of it, or choose β2 = 0.95',
     )
+
+
+def never_decays(beta2: float, state: torch.dtype) -> bool:
+    """Whether what a step without a gradient takes away, 1 − β2 of v, is below half the spacing of every v."""
+    return 1 - beta2 < 2.0 ** -(format_of(state).precision + 1)
 
 
 def _decay(settings: Settings) -> Iterator[Warned]:
@@ -305,9 +310,4 @@ def _power(exponent: int) -> str:
 
 def describe(found: Iterable[Warned]) -> dict[str, Any]:
     """For JSON."""
-    return {
-        "findings": [
-            {"kind": one.kind, "what": one.what, "why": one.why, "cure": one.cure, "layers": list(one.layers)}
-            for one in found
-        ]
-    }
+    return {"findings": [asdict(one) for one in found]}

@@ -11,9 +11,6 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-NESTED = ("_schedulers",)
-"""Where schedulers of schedulers keep them."""
-
 
 def learning_rates(scheduler: LRScheduler, steps: int) -> list[list[float]]:
     """The learning rate of every parameter group for the next `steps` steps, the present one first.
@@ -47,9 +44,7 @@ def _stand_in(optimizer: Optimizer) -> Optimizer:
     made = SGD([{"params": group["params"], "lr": 1.0} for group in groups], lr=1.0)
     for mine, theirs in zip(made.param_groups, groups, strict=True):
         mine.update({key: value for key, value in theirs.items() if key != "params"})
-    made.defaults.update(
-        {k: copy.deepcopy(v) for k, v in optimizer.defaults.items() if not isinstance(v, Parameter)}
-    )
+    made.defaults.update(copy.deepcopy(optimizer.defaults))
     return made
 
 
@@ -58,10 +53,8 @@ def _twin(scheduler: Any, stand_in: Optimizer) -> Any:
     for name, value in vars(scheduler).items():
         if name == "optimizer":
             twin.__dict__[name] = stand_in
-        elif name in NESTED:
+        elif name == "_schedulers":  # of a scheduler of schedulers
             twin.__dict__[name] = [_twin(one, stand_in) for one in value]
-        elif name in type(scheduler).__dict__ and callable(value):
-            continue  # a method that was wrapped on the instance
         else:
             twin.__dict__[name] = copy.deepcopy(value)
     return twin

@@ -5,5 +5,5 @@ differ, stochastic rounding to float16) goes to the reference, tensor by tensor.
 """
 
 from .library import instruction_set as instruction_set, unavailable as unavailable
-from .run import step_cpu as step_cpu, words_in_memory as words_in_memory
-from .standing import Standing as Standing, Turns as Turns, rows_and_bins as rows_and_bins
+from .run import rows_and_bins as rows_and_bins, step_cpu as step_cpu, words_in_memory as words_in_memory
+from .standing import Standing as Standing, Turns as Turns

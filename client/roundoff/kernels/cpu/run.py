@@ -34,6 +34,12 @@ def threads() -> int:
     return 1 if _forked else torch.get_num_threads()
 
 
+def rows_and_bins(total: int, *, headroom: bool) -> tuple[Tensor, Tensor | None]:
+    """Zeros for the sums of `total` tensors to be added to, in the order of `metrics.ROW`, and for histograms."""
+    rows = torch.zeros(total, len(ROW), dtype=torch.float64)
+    return rows, torch.zeros(total, 2, HEADROOM_BINS, dtype=torch.float64) if headroom else None
+
+
 def step_cpu(updates: Sequence[Update]) -> None:
     """AdamW steps in C with binary32 arithmetic; see `kernels.step.Kernel`."""
     step_with(library(), updates)
@@ -68,15 +74,19 @@ def _step(lib: Library, work: list[tuple[Update, list[Tensor | None]]]) -> None:
     meters = [update.meter for update, _ in work]
     measured = any(meter is not None for meter in meters)
     headroom = any(meter is not None and meter.headroom for meter in meters)
-    rows = torch.zeros(len(work) if measured else 0, len(ROW), dtype=torch.float64)
-    bins = torch.zeros(len(work) if headroom else 0, 2, HEADROOM_BINS, dtype=torch.float64)
+    rows, bins = rows_and_bins(len(work) if measured else 0, headroom=headroom)
     jobs = (ctypes.c_char * (JOB_SIZE * len(work)))()
     for number, (update, tensors) in enumerate(work):
         row = rows[number].data_ptr() if update.meter is not None else 0
         pack(
-            jobs, number * JOB_SIZE, update, tensors, row, bins[number].data_ptr() if headroom and row else 0
+            jobs,
+            number * JOB_SIZE,
+            update,
+            tensors,
+            row,
+            bins[number].data_ptr() if bins is not None and row else 0,
         )
     lib.step(ctypes.addressof(jobs), len(work), threads(), bins=headroom)
     for number, meter in enumerate(meters):
         if meter is not None:
-            meter.take(rows[number], bins[number] if headroom else None)
+            meter.take(rows[number], None if bins is None else bins[number])

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.metrics import HEADROOM_BINS, ROW
-
 from ..step import Step, Update
 from .jobs import SCALARS, WORDS, kinds_of, scalars_of, tensors_of
 from .layout import layout_of
@@ -190,12 +188,6 @@ class Turns:
 
 def _address(numbers: array[Any]) -> int:
     return numbers.buffer_info()[0]
-
-
-def rows_and_bins(total: int, *, headroom: bool) -> tuple[Tensor, Tensor | None]:
-    """Zeros for the sums of `total` turns to be added to, in the order of `metrics.ROW`, and for histograms."""
-    rows = torch.zeros(total, len(ROW), dtype=torch.float64)
-    return rows, torch.zeros(total, 2, HEADROOM_BINS, dtype=torch.float64) if headroom else None
 
 
 def _places(param: Tensor) -> list[int]:

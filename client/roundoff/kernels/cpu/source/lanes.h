@@ -113,7 +113,7 @@ INLINE vi at_least(vi x, vi limit)
 }
 
 /* Each lane's lower half moved up, its upper half moved down. Byte shuffles, where there are any: AMD's first AVX2
-   cores have one unit for shifts, which the stores need too, and half of all instructions here would wait for it. */
+   cores have one unit for shifts, which the stores need too. What that gains is a few per cent at most. */
 INLINE vu moved_up(vu x)
 {
 #if LANES == 8
