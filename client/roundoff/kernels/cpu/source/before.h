@@ -15,6 +15,17 @@ INLINE void remember(long width, char *to, const char *from, long i)
     for (long at = width * i; at < width * (i + STEP); at += 4 * LANES) store(to + at, load(from + at));
 }
 
+/* What the spacing of a weight goes by: its master, its exact value or the visible word. */
+INLINE void read_first(enum format format, enum weight weight, const struct before *old, long i, vf *x, int vectors)
+{
+    if (weight == MASTER)
+        read_some_wide(format, old->master, i, x, vectors);
+    else if (weight == EXACT)
+        read_some_exact(old->param, old->lo, i, x, vectors);
+    else
+        read_some(format, old->param, i, x, vectors);
+}
+
 INLINE int precision(enum format format) { return format == BFLOAT16 ? 8 : format == FLOAT16 ? 11 : 24; }
 
 INLINE vf rounded_to(enum format format, vf x)

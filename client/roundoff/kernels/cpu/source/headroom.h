@@ -32,12 +32,7 @@ INLINE vh resolution_fields(enum format format, enum weight weight, const struct
         field = larger((word & 0x7fff) + ((word ^ u) < 0), all_half(1 << 7));
         return field & FIELD;
     }
-    if (weight == MASTER)
-        read_some_wide(format, old->master, i, w, 2);
-    else if (weight == EXACT)
-        read_some_exact(old->param, old->lo, i, w, 2);
-    else
-        read_some(format, old->param, i, w, 2);
+    read_first(format, weight, old, i, w, 2);
     for (int k = 0; k < 2; k++) w[k] = (vf)resolution_field(format, weight, w[k], load_f32(intended + i + k * LANES));
     field = joined_tops((vu)w[0], (vu)w[1]) & FIELD;
     if (format == FLOAT16 && weight == PAIR) /* no second word is finer than 2^−24 */

@@ -180,12 +180,7 @@ INLINE void try_decay(
     for (long i = 0; i < b->numel; i += FEW * LANES) {
         vf hi[FEW], lo[FEW], d[FEW], t[FEW], word[FEW];
         vi kept[FEW];
-        if (weight == MASTER)
-            read_some_wide(format, old->master, i, hi, FEW);
-        else if (weight == EXACT)
-            read_some_exact(old->param, old->lo, i, hi, FEW);
-        else
-            read_some(format, old->param, i, hi, FEW);
+        read_first(format, weight, old, i, hi, FEW);
         if (weight == PAIR || weight == KAHAN) {
             read_some(format, old->lo, i, lo, FEW);
             FOR_FEW d[k] = hi[k] + lo[k];
