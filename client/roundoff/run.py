@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .delivery import Sample
     from .watch import Watch
+    from .watch.cadence import Every
     from .wire import Alert
 
 CONTACT_S = 1.0
@@ -135,12 +136,12 @@ class Run:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        every: int = 10,
+        every: Every = "auto",
         **options: Any,
     ) -> Watch | None:
-        """Measure every `every`-th step of `optimizer` and send it with this run.
+        """Measure steps of `optimizer`, every `every`-th or as many as a run of any length needs, and send them.
 
-        `options` are those of `roundoff.watch`. A watch that cannot be made is a warning that says why, and
+        `every` and `options` are those of `roundoff.watch`. A watch that cannot be made is a warning that says why, and
         None is returned; so it is when the run is disabled.
         """
         if self._pipeline is None or self._over:

@@ -94,5 +94,8 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "CollageAdamW\n"), done.stderr
     assert "no server at http://127.0.0.1:9" in done.stderr
-    assert "3 samples, last at step 20" in done.stderr
+    assert "30 samples, last at step 29" in done.stderr
+    assert (
+        "before the first step: bfloat16 weights with nothing that keeps what rounding drops" in done.stderr
+    )
     assert "Traceback" not in done.stderr

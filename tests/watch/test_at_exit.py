@@ -36,6 +36,19 @@ def test_the_verdict_table_is_printed_at_the_end(tmp_path: Path) -> None:
     assert row.split() == ["1.weight", "stalling", "100", "%", "0.000"]
 
 
+def test_what_is_known_before_the_first_step_is_said_first(tmp_path: Path) -> None:
+    said = run(tmp_path, "roundoff.watch(model, optimizer)").stderr.splitlines()
+    first = [line for line in said if line.startswith("roundoff: ")]
+    assert first == said[: len(first)]
+    assert "before the first step: bfloat16 weights with nothing that keeps what rounding drops" in first[0]
+    assert "β2 = 0.999 is 1 in bfloat16" in first[1]
+    assert [line.startswith("roundoff: what to do: ") for line in first] == [False] * (len(first) - 1) + [
+        True
+    ]
+    kept = run(tmp_path, "w = roundoff.watch(model, roundoff.CollageAdamW(model.parameters()))", "w.detach()")
+    assert kept.stderr == ""
+
+
 def test_it_is_printed_when_model_and_optimizer_are_gone(tmp_path: Path) -> None:
     body = SCRIPT.format(watch="roundoff.watch(model, optimizer)", end="").replace("\n", "\n    ")
     script = tmp_path / "train.py"
@@ -49,4 +62,4 @@ def test_it_is_printed_after_an_error_too_and_not_after_detach(tmp_path: Path) -
     assert failed.returncode == 3
     assert "Stalling." in failed.stderr
     detached = run(tmp_path, "watch = roundoff.watch(model, optimizer)", "watch.detach()")
-    assert detached.stderr == ""
+    assert "Stalling." not in detached.stderr

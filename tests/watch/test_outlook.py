@@ -83,7 +83,7 @@ def train(strategy: str | None, steps: int) -> tuple[Two, Optimizer, Any, roundo
         else roundoff.CollageAdamW(model.parameters(), lr=1e-2, weight_decay=0, strategy=strategy)
     )
     scheduler = schedulers.LambdaLR(optimizer, lambda step: 0.5 ** (step / 10))
-    watching = roundoff.watch(model, optimizer, every=1)
+    watching = roundoff.watch(model, optimizer, every=1, headroom_every=1)
     run(model, optimizer, scheduler, steps)
     return model, optimizer, scheduler, watching
 
@@ -139,7 +139,7 @@ def test_pairs_are_told_later_and_exact_masters_nothing() -> None:
 def test_what_a_forecast_needs() -> None:
     model = Two()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    watching = roundoff.watch(model, optimizer, every=1)
+    watching = roundoff.watch(model, optimizer, every=1, headroom_every=1)
     scheduler = schedulers.LambdaLR(optimizer, lambda step: 1.0)
     with pytest.raises(ValueError, match="needs a sample"):
         watching.forecast({0: 1.0})

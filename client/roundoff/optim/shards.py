@@ -11,23 +11,7 @@ import torch
 from torch import Tensor
 
 from roundoff.kernels import Noise
-
-_DTENSOR = "torch.distributed.tensor"
-"""Where DTensor lives. Importing it takes a second, and without it there are no shards."""
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor."""
-    module = sys.modules.get(_DTENSOR)
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, the same memory; the tensor itself unless it is sharded."""
-    if not is_sharded(tensor):
-        return tensor
-    part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return part
+from roundoff.watch.shards import DTENSOR, is_sharded as is_sharded, local as local
 
 
 def shared_like(part: Tensor, whole: Tensor) -> Tensor:
@@ -35,7 +19,7 @@ def shared_like(part: Tensor, whole: Tensor) -> Tensor:
     if not is_sharded(whole):
         return part
     dtensor: Any = whole
-    made: Tensor = sys.modules[_DTENSOR].DTensor.from_local(
+    made: Tensor = sys.modules[DTENSOR].DTensor.from_local(
         part,
         dtensor.device_mesh,
         dtensor.placements,
@@ -103,12 +87,12 @@ def _index(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Te
 def _positions(dim: int, shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Tensor:
     """The places along one dimension that are held here: int64, of size 1 along the others."""
     places = torch.arange(shape[dim]).reshape([-1 if other == dim else 1 for other in range(len(shape))])
-    replicate = sys.modules[_DTENSOR].Replicate()
+    replicate = sys.modules[DTENSOR].Replicate()
     own = [p if getattr(p, "dim", None) == dim else replicate for p in placements]
     return local(_distributed(places, mesh, own))
 
 
 def _distributed(whole: Tensor, mesh: Any, placements: Any) -> Tensor:
     """A tensor that every rank holds whole, sharded; nothing is sent."""
-    made: Tensor = sys.modules[_DTENSOR].distribute_tensor(whole, mesh, placements, src_data_rank=None)
+    made: Tensor = sys.modules[DTENSOR].distribute_tensor(whole, mesh, placements, src_data_rank=None)
     return made

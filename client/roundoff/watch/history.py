@@ -18,6 +18,7 @@ from roundoff.metrics import (
     lost_fraction,
     run_verdict,
 )
+from roundoff.wire import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +38,40 @@ class History:
     does not wait.
     """
 
-    def __init__(self, names: Sequence[str], groups: Sequence[int]) -> None:
-        self.names = list(names)
-        self._groups = list(groups)
-        self._used_groups = set(groups)
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._groups: list[int] = []
+        self._used_groups: set[int] = set()
         self.samples = 0
         self.last_step: int | None = None
         self._lr: dict[int, float] = {}
         self._model = Track()
-        self._layers = [Track() for _ in self.names]
+        self._layers: list[Track] = []
+        self._states: list[State | None] = []
+        self._changed = False
         self._waiting: Sample | None = None
         self.newest: Sample | None = None
-        """The last sample taken, with its histograms; it may still be on the device."""
+        """The last sample taken with histograms; it may still be on the device."""
+
+    def extend(self, layers: Sequence[Layer]) -> None:
+        """Follow these layers as well: theirs are the next numbers."""
+        self.names += [layer.name for layer in layers]
+        self._groups += [layer.group for layer in layers]
+        self._used_groups.update(layer.group for layer in layers)
+        self._layers += [Track() for _ in layers]
+        self._states += [None for _ in layers]
 
     def take(self, sample: Sample) -> None:
         """Take a sample; the one before it is read now."""
         self._read()
-        self._waiting = self.newest = sample
+        self._waiting = sample
+        if sample.headroom is not None:
+            self.newest = sample
+
+    def has_changed(self) -> bool:
+        """Whether a verdict became another one in the samples that were read since this was last asked."""
+        changed, self._changed = self._changed, False
+        return changed
 
     def lines(self) -> list[LayerLine]:
         """Every layer as it stands, worst first: stalling before the rest, least efficient first."""
@@ -78,9 +96,11 @@ class History:
 
     def _line(self, index: int) -> LayerLine:
         track = self._layers[index]
-        state = track.state(self._lr.get(self._groups[index]))
         return LayerLine(
-            self.names[index], state, lost_fraction(track.window), descent_efficiency(track.window)
+            self.names[index],
+            self._state(index),
+            lost_fraction(track.window),
+            descent_efficiency(track.window),
         )
 
     def _read(self) -> None:
@@ -98,6 +118,15 @@ class History:
         for index, row in zip(sample.layers, rows, strict=True):
             self._layers[index].add(_named(row))
         self._model.add(_named([sum(column) for column in zip(*rows, strict=True)]))
+        states = [self._state(index) for index in range(len(self.names))]
+        # The first verdict of a layer is news, not a change.
+        self._changed |= any(
+            old is not None and new != old for old, new in zip(self._states, states, strict=True)
+        )
+        self._states = states
+
+    def _state(self, index: int) -> State | None:
+        return self._layers[index].state(self._lr.get(self._groups[index]))
 
 
 def _named(row: Sequence[float]) -> SimpleNamespace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from roundoff.metrics.cures import BYTES_PER_PARAMETER, FLOAT32, PAIRS
 from roundoff.numerics import Format, format_of, round_to
 
 from .roster import Member, roster
+from .shards import local
 
 Kind = Literal[
     "uncompensated", "second-moment", "decay", "eps", "small-steps", "at-one", "counter", "narrow-state"
@@ -24,6 +25,9 @@ Kind = Literal[
 SIXTEEN = (torch.bfloat16, torch.float16)
 PASS = 1 << 22
 """Elements looked at in one go."""
+
+LOOKED_AT = 1 << 26
+"""Weights looked at for the share that a step would not move; of more, evenly spread ones."""
 
 MUCH = 0.1
 """Share of weights that a step of lr would not move, from which it is said."""
@@ -42,8 +46,13 @@ class Warned:
     @property
     def text(self) -> str:
         """All of it in one paragraph."""
+        return f"{self.said}. {self.cure}."
+
+    @property
+    def said(self) -> str:
+        """What and why in one sentence, without what to do."""
         where = f"{name_some(self.layers)}: " if self.layers else ""
-        return f"{where}{self.what}: {self.why}. {self.cure}."
+        return f"{where}{self.what}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +94,25 @@ def preflight(model: nn.Module, optimizer: Optimizer) -> list[Warned]:
     Looks at dtypes, hyperparameters, weights and state as they are now; changes nothing and steps nothing. Raises
     ValueError as `watch` does if the two do not belong together.
     """
-    members = roster(model, optimizer)
+    return preflight_members(optimizer, roster(model, optimizer))
+
+
+def preflight_members(optimizer: Optimizer, members: list[Member]) -> list[Warned]:
+    """The same for some of the optimizer's parameters."""
     found: list[Warned] = []
     for settings, some in _groups(optimizer, members):
         names = tuple(member.name for member in some)
         found += [_about(names, len(members), one) for one in preflight_settings(settings)]
-        found += _weights(settings, {member.name: member.param.detach() for member in some})
+        found += _weights(settings, {member.name: local(member.param.detach()) for member in some})
     found += _state(optimizer, members)
     return found
+
+
+def lines_of(findings: Sequence[Warned]) -> list[str]:
+    """A line for each finding, and one that says what to do about them."""
+    lines = [f"before the first step: {one.said}" for one in findings]
+    cures = dict.fromkeys(one.cure for one in findings)
+    return [*lines, f"what to do: {'; or '.join(cures)}"] if cures else lines
 
 
 def preflight_settings(settings: Settings) -> Iterator[Warned]:
@@ -229,7 +249,9 @@ def _weights(settings: Settings, weights: Mapping[str, Tensor]) -> Iterator[Warn
         return
     norms = (name for name, weight in weights.items() if weight.dim() <= 1 and bool((weight == 1).all()))
     yield from stuck_at_one(settings, norms)
-    yield from small_steps(settings, *predicted_lost(weights.values(), settings))
+    every = -(-sum(weight.numel() for weight in weights.values()) // LOOKED_AT)
+    some = (weight.reshape(-1)[::every] for weight in weights.values())
+    yield from small_steps(settings, *predicted_lost(some, settings))
 
 
 def _state(optimizer: Optimizer, members: list[Member]) -> Iterator[Warned]:
@@ -239,6 +261,7 @@ def _state(optimizer: Optimizer, members: list[Member]) -> Iterator[Warned]:
         for key, value in optimizer.state.get(member.param, {}).items():
             if not isinstance(value, Tensor):
                 continue
+            value = local(value)
             if key == "step" and value.dtype in SIXTEEN:
                 counters.append((member.name, value))
             elif value.dtype == torch.float32 and value.numel() > 1 and _holds_bfloat16_only(value):

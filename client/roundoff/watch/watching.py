@@ -1,4 +1,4 @@
-"""`Watch`: hooks around an optimizer's step that measure every n-th one and leave nothing behind."""
+"""`Watch`: hooks around an optimizer's step that measure some of them and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,45 +13,76 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from roundoff.delivery.sample import GroupSetting, Sample, Sink
-from roundoff.metrics import ROW, Verdict
+from roundoff.delivery.notices import logger
+from roundoff.delivery.sample import GroupSetting, Sink
+from roundoff.metrics import Verdict
 from roundoff.telling import warn
 from roundoff.wire import Layer
 
+from .cadence import Automatic, Every, cadence
+from .canary import run_canary
 from .history import History
+from .layers import Layers, Patterns
 from .outlook import Outlook, Schedule, outlook, schedules_of
-from .roster import roster
+from .placement import replica_of_process
+from .preflight_checks import Warned, lines_of, preflight_members
 from .shadow import measure_replay, refusal, replay
 from .statistics import Meter
+from .taking import sample_of
 from .words import sampled_words
 
-_FROZEN, _FROZEN_OF = ROW.index("frozen"), ROW.index("frozen_of")
+NEVER = 2**63
+"""A step that no run reaches."""
+
+HEADROOM_EVERY = 5
+"""Samples from one with histograms of headroom to the next, unless told otherwise."""
 
 
 def watch(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    every: int = 10,
+    every: Every = "auto",
+    layers: Patterns | None = None,
+    headroom_every: int = HEADROOM_EVERY,
     first_step: int | None = None,
+    replica: int | None = None,
     sink: Sink | None = None,
 ) -> Watch:
-    """Watch an optimizer: measure every `every`-th step of it, per parameter tensor.
+    """Watch an optimizer: measure some of its steps, per parameter tensor.
 
     Args:
         model: gives the layers their names.
         optimizer: any `torch.optim.Optimizer` over the model's parameters. `CollageAdamW` measures in its own
             pass; any other is replayed on copies, one tensor at a time, just before its real step.
-        every: optimizer steps from one sample to the next.
+        every: optimizer steps from one sample to the next: a number; a table of numbers by the step from which they
+            hold; or "auto": each of the first 32, then every tenth, and sparser as the run grows and its verdicts
+            stand still, so that a run of any length makes a few thousand samples.
+        layers: shell patterns for the parameters' full names (`"blocks.*.mlp.*"`, or several); one that begins with
+            `!` leaves out. None: all.
+        headroom_every: samples from one with histograms of headroom to the next; a forecast needs them.
         first_step: number of the next optimizer step, counted from 0; None reads it off the optimizer.
+        replica: this process's number among those that hold the same weights; only number 0 measures them. None: the
+            rank in the job. Shards (DTensor) say themselves who holds what. With model parallelism by plain tensors,
+            where every rank holds others, pass 0 on all of them.
         sink: where samples go. Without one a verdict table is printed when the program ends.
 
-    Training is bit-identical with and without a watch, and nothing in here raises during a step. Raises
-    ValueError if `every` is below 1, or a parameter of the optimizer has no name in the model.
+    What a look at dtypes, settings and weights tells before the first step (`roundoff.watch.preflight`) is said in
+    the log `roundoff`, or on standard error, and kept in `findings`. Training is bit-identical with and without a
+    watch, and nothing in here raises during a step. Raises ValueError if `every` or `headroom_every` is below 1, a
+    parameter of the optimizer has no name in the model, or `layers` leaves none; RuntimeError if this machine does
+    not give the figures that a known step must have.
     """
-    if every < 1:
-        raise ValueError(f"every must be 1 or larger, got {every}")
-    watching = Watch(model, optimizer, every, first_step, sink)
+    watching = Watch(
+        model,
+        optimizer,
+        every,
+        layers=layers,
+        headroom_every=headroom_every,
+        first_step=first_step,
+        replica=replica,
+        sink=sink,
+    )
     if sink is None:
         watching.print_at_exit()
     return watching
@@ -64,27 +95,37 @@ class Watch:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        every: int,
+        every: Every,
+        *,
+        layers: Patterns | None,
+        headroom_every: int,
         first_step: int | None,
+        replica: int | None,
         sink: Sink | None,
     ) -> None:
-        self.every = every
+        if headroom_every < 1:
+            raise ValueError(f"headroom_every must be 1 or larger, got {headroom_every}")
+        self._cadence = cadence(every)
+        self._headroom_every = headroom_every
         self._self_measuring = _self_measuring(optimizer)
         self._sink = sink
-        self._members = roster(model, optimizer)
-        self._index = {member.param: number for number, member in enumerate(self._members)}
-        self._start = {member.param: sampled_words(member.param) for member in self._members}
+        self._layers = Layers(model, optimizer, layers, replica_of_process() if replica is None else replica)
+        run_canary({(one.part.device, one.part.dtype) for one in self._layers.watched.values()})
+        if isinstance(self._cadence, Automatic):
+            self._cadence.steady = self._layers.sharded
+        self.findings: list[Warned] = self._look_ahead(optimizer)
+        """What could be said before the first step."""
         self.step = _steps_taken(optimizer) if first_step is None else first_step
         """Number of the next optimizer step, counted from 0."""
-        self.history = History([member.name for member in self._members], [m.group for m in self._members])
+        self._due = self._cadence.first(self.step) if self._layers.watched else NEVER
+        self._taken = 0
+        self.history = History()
         self._meters: dict[Tensor, Meter] = {}
         self._replayed: dict[Tensor, Tensor] = {}
         self._settings: list[GroupSetting] = []
         self._said: set[str] = set()
-        self._over = False
         self._at_exit: Callable[[], None] | None = None
-        if sink is not None:
-            sink.declare(self.layers)
+        self._declare(self.layers)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -93,7 +134,7 @@ class Watch:
     @property
     def layers(self) -> list[Layer]:
         """The watched parameter tensors as they are declared to a server."""
-        return [member.declared(number) for number, member in enumerate(self._members)]
+        return self._layers.declared
 
     def verdict(self) -> Verdict:
         """The verdict so far, in words and with the numbers behind it."""
@@ -103,14 +144,15 @@ class Watch:
         """When each layer and the model will have lost 10, 50 and 90 % of their updates, or half of the descent.
 
         `schedule` is a table of learning rates by optimizer step, for all groups, or the run's own scheduler and how
-        many of its `steps` to look at. Made from the newest sample (numerics §6); waits for the device. Raises
-        ValueError before the first sample, after `detach`, and for a scheduler that goes by a measured loss.
+        many of its `steps` to look at. Made from the newest sample with histograms (numerics §6); waits for the
+        device. Raises ValueError before the first sample, after `detach`, and for a scheduler that goes by a
+        measured loss.
         """
         if self.history.newest is None:
             raise ValueError(
                 "a forecast needs a sample: call it after the first watched step and before detach()"
             )
-        groups = sorted({member.group for member in self._members})
+        groups = sorted({layer.group for layer in self.layers})
         return outlook(self.history.newest, self.layers, schedules_of(schedule, groups, self.step, steps))
 
     def report(self) -> None:
@@ -120,7 +162,9 @@ class Watch:
         print_report(self.history)
 
     def print_at_exit(self) -> None:
-        """Print the verdict table when the program ends, unless detached before."""
+        """Print the verdict table when the program ends, unless detached before or all is measured elsewhere."""
+        if not self._layers.watched:
+            return
         history = self.history  # not the watch: it holds the model
 
         def at_exit() -> None:
@@ -142,11 +186,11 @@ class Watch:
 
     def _stop(self) -> None:
         """Let go of everything but the hooks, which cannot be removed while a step walks through them."""
-        self._over = True
+        self._due = NEVER
         if self._self_measuring is not None:
             self._self_measuring.meters = None
         self._clear()
-        self._index, self._start, self._members = {}, {}, []
+        self._layers.release()
         self._sink = self.history.newest = None
 
     def __enter__(self) -> Watch:
@@ -158,14 +202,13 @@ class Watch:
         self.detach()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.step % self.every or self._over:
+        if self.step < self._due:
             return
         try:
             self._settings = _settings(optimizer)
+            self._meet(optimizer)
             if self._self_measuring is not None:
-                # Another watch may have asked already: then both read the same meters.
-                asked = self._self_measuring.meters
-                self._meters = self._self_measuring.meters = {} if asked is None else asked
+                self._ask(self._self_measuring)
             elif (args[1:] and args[1] is not None) or kwargs.get("closure") is not None:
                 self._say("a step with a closure computes its gradients inside, so it cannot be replayed")
             else:
@@ -176,17 +219,45 @@ class Watch:
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         step = self.step
         self.step = step + 1
-        if step % self.every or self._over:
+        if step < self._due:
             return
         try:
             if self._self_measuring is not None:
-                self._self_measuring.meters = None
+                self._self_measuring.meters, self._self_measuring.headroom = None, True
             self._check_replay()
             self._collect(step)
+            self._due = self._cadence.after(step, changed=self.history.has_changed())
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             self._give_up(error)
         finally:
             self._clear()
+
+    @property
+    def _bins_too(self) -> bool:
+        """Whether the sample that is being taken has histograms."""
+        return self._taken % self._headroom_every == 0
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        try:
+            new = [one.declared() for one in self._layers.newcomers(optimizer)]
+        except ValueError as error:
+            self._say(f"parameters that were added later are not measured: {error}")
+            return
+        if new:
+            self._declare(new)
+
+    def _declare(self, layers: list[Layer]) -> None:
+        self.history.extend(layers)
+        if self._sink is not None and layers:
+            self._sink.declare(layers)
+
+    def _ask(self, optimizer: SelfMeasuring) -> None:
+        """Have the optimizer measure its step. Another watch may have asked already: then both read the same meters."""
+        if optimizer.meters is None:
+            optimizer.meters, optimizer.headroom = {}, self._bins_too
+        else:
+            optimizer.headroom |= self._bins_too
+        self._meters = optimizer.meters
 
     def _replay_all(self, optimizer: Optimizer) -> None:
         if (why := refusal(optimizer)) is not None:
@@ -194,16 +265,13 @@ class Watch:
             return
         for group in optimizer.param_groups:
             for index, param in enumerate(group["params"]):
-                if param.grad is None:
-                    continue
-                if param not in self._index:
-                    self._say(
-                        "parameters added after the watch began are not measured; detach and watch again"
-                    )
+                watched = self._layers.watched.get(param)
+                if param.grad is None or watched is None:
                     continue
                 if param.grad.is_sparse or not param.dtype.is_floating_point or param.dtype.itemsize > 4:
-                    name = self._members[self._index[param]].name
-                    self._say(f"{name} is left out: only dense float32 and narrower parameters are measured")
+                    self._say(
+                        f"{watched.member.name} is left out: only dense float32 and narrower parameters are measured"
+                    )
                     continue
                 done = replay(optimizer, group, index)
                 meter = self._meters[param] = Meter(param.device)
@@ -217,38 +285,28 @@ class Watch:
         flags = [(sampled_words(param) == words).all().cpu() for param, words in self._replayed.items()]
         for param, faithful in zip(self._replayed, torch.stack(flags).tolist(), strict=True):
             if not faithful:
-                name = self._members[self._index[param]].name
+                name = self._layers.watched[param].member.name
                 del self._meters[param]
                 self._say(f"{name} is left out: replaying its step did not give what the optimizer then did")
 
     def _collect(self, step: int) -> None:
-        if not self._meters:
+        sample = sample_of(step, self._layers, self._meters, self._settings, headroom=self._bins_too)
+        if sample is None:
             return
-        for meter in self._meters.values():
-            if meter.error is not None:
-                raise meter.error
-        rows, bins, indices = [], [], []
-        for number, member in enumerate(self._members):
-            measured = self._meters.get(member.param)
-            if measured is None and member.param.grad is not None:
-                continue  # it has stepped, and could not be measured
-            meter = measured or Meter(member.param.device)
-            if measured is None:  # no gradient: nothing was attempted
-                meter.add(numel=member.param.numel())
-            start = self._start[member.param]
-            row = meter.row()  # not the meter, which another watch may read as well
-            row[_FROZEN] = torch.count_nonzero(sampled_words(member.param) == start)
-            row[_FROZEN_OF] = start.numel()
-            rows.append(row)
-            bins.append(meter.bins.flatten())
-            indices.append(number)
-        home = rows[0].device
-        sums = torch.stack([row.to(home, non_blocking=True) for row in rows])
-        headroom = torch.stack([histogram.to(home, non_blocking=True) for histogram in bins])
-        sample = Sample(step, indices, sums, headroom, self._settings)
+        self._taken += 1
         self.history.take(sample)
         if self._sink is not None:
             self._sink.sample(sample)
+
+    def _look_ahead(self, optimizer: Optimizer) -> list[Warned]:
+        try:
+            found = preflight_members(optimizer, [one.member for one in self._layers.watched.values()])
+        except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
+            warn(f"settings and weights were not looked at ({type(error).__name__}: {error})", stacklevel=5)
+            return []
+        for line in lines_of(found):
+            logger.info(line)
+        return found
 
     def _clear(self) -> None:
         self._meters, self._replayed, self._settings = {}, {}, []
@@ -267,6 +325,7 @@ class SelfMeasuring(Protocol):
     """An optimizer that takes the statistics in its own pass: set `meters` to a dict before the step."""
 
     meters: dict[Tensor, Meter] | None
+    headroom: bool
 
 
 def _self_measuring(optimizer: Any) -> SelfMeasuring | None:

@@ -24,6 +24,7 @@ from .ingest import (
     Layer as Layer,
     LayerSamples as LayerSamples,
     ModelSamples as ModelSamples,
+    Placement as Placement,
     RunId as RunId,
     RunStart as RunStart,
     RunState as RunState,
