@@ -25,7 +25,9 @@ PACKED = struct.Struct(f"=9Qq4i{SCALARS}")
 
 JOB_SIZE = PACKED.size
 
-_FORMATS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+FORMATS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+"""enum format of block.h."""
+
 _WEIGHTS = {
     "none": 0,
     "light": 1,
@@ -52,7 +54,7 @@ def tensors_of(update: Update, *, has_float16: bool) -> list[Tensor | None] | No
     """param, m, v, lo, v_lo, master and grad as the C code reads them; None if it does not take this update."""
     param, grad, state, step = update.param, update.grad, update.state, update.step
     dtype = param.dtype
-    if param.device.type != "cpu" or dtype not in _FORMATS or grad.dtype != dtype:
+    if param.device.type != "cpu" or dtype not in FORMATS or grad.dtype != dtype:
         return None
     if step.amsgrad or step.found_inf is not None or (dtype == torch.float16 and not has_float16):
         return None
@@ -127,7 +129,7 @@ def kinds_of(param: Tensor, strategy: Strategy) -> Kinds:
     wide = param.dtype == torch.float32
     second = 0 if wide else _SECONDS.get(strategy.name, 0)
     smallest = format_of(torch.float32 if wide or second in (2, 3) else param.dtype).smallest
-    return Kinds(_FORMATS[param.dtype], _WEIGHTS[strategy.name], second, smallest)
+    return Kinds(FORMATS[param.dtype], _WEIGHTS[strategy.name], second, smallest)
 
 
 def scalars_of(step: Step, smallest: float, key: int = 0, first: int = 0) -> tuple[float, ...]:

@@ -48,6 +48,20 @@ class Library:
         if done != 0:
             raise MemoryError(_NO_MEMORY)
 
+    def measure(self, jobs: bytes, taken: bytes, count: int, threads: int, *, bins: bool) -> None:
+        """Measure `count` steps that somebody else took; see source/block.h. Raises MemoryError if there is none."""
+        done = self.handle.roundoff_measure(
+            ctypes.c_void_p(self.kernels),
+            jobs,
+            taken,
+            ctypes.c_int64(count),
+            threads,
+            self.parallel,
+            int(bins),
+        )
+        if done != 0:
+            raise MemoryError(_NO_MEMORY)
+
     def look(self, turns: int, tensors: int, count: int, counts: int, changed: int) -> None:
         """Look at `count` turns at address `turns` before they step; see source/step.c."""
         self.handle.roundoff_look(
@@ -102,9 +116,11 @@ def load(instruction_set: str | None = None, path: Path = LIBRARY) -> Library:
     except (OSError, AttributeError) as error:
         raise UnavailableError(f"{path.name} cannot be loaded: {error}") from error
     from .jobs import JOB_SIZE
+    from .measuring import TAKEN
     from .standing import SIZES
 
-    if any(handle[f"roundoff_{name}_size"]() != size for name, size in {"job": JOB_SIZE, **SIZES}.items()):
+    sizes = {"job": JOB_SIZE, "taken": TAKEN.size, **SIZES}
+    if any(handle[f"roundoff_{name}_size"]() != size for name, size in sizes.items()):
         raise UnavailableError(f"{path.name} lays its structures out differently on this platform")
     for name in INSTRUCTION_SETS if instruction_set is None else (instruction_set,):
         kernels = handle.roundoff_kernels(name.encode())

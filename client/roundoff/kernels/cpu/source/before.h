@@ -38,14 +38,14 @@ INLINE void count_bins(const uint8_t *bin, const float *u, long numel, struct ta
 {
     /* Neighbours often fall into one bin: two tables, so that one addition does not wait for the last. */
     int32_t counts[2][BINS] = {{0}};
-    float energy[2][BINS] = {{0}};
+    double energy[2][BINS] = {{0}}; /* a bin's squares may lie below binary32's range where the block's do not */
     for (long i = 0; i < numel; i++) {
         counts[i & 1][bin[i]] += u[i] != 0;
-        energy[i & 1][bin[i]] += u[i] * u[i];
+        energy[i & 1][bin[i]] += (double)u[i] * (double)u[i];
     }
     for (int k = 0; k < BINS; k++) {
         tally->counts[k] += counts[0][k] + counts[1][k];
-        tally->energy[k] += (double)energy[0][k] + (double)energy[1][k];
+        tally->energy[k] += energy[0][k] + energy[1][k];
     }
 }
 

@@ -56,4 +56,28 @@ static void step(const struct job *job, const struct block *b, struct tally *tal
     VARIANT(FLOAT32, PLAIN, ONE_WORD)
 }
 
-const struct kernels NAMED(roundoff_kernels_, INSTRUCTION_SET) = {STEP, HAS_FLOAT16, step};
+static void copy_if_kept(char *to, const char *from, long bytes)
+{
+    if (from != NULL) memcpy(to, from, (size_t)bytes);
+}
+
+static void measure(const struct job *job, const struct block *b, struct tally *tally, int bins)
+{
+    const enum format format = (enum format)job->format;
+    const long moment = job->second == WIDE ? 4 : width(format);
+    float intended[BLOCK] __attribute__((aligned(64)));
+    struct before before __attribute__((aligned(64)));
+    copy_if_kept(before.param, b->taken.param, width(format) * b->numel);
+    copy_if_kept(before.lo, b->taken.lo, 2 * b->numel);
+    copy_if_kept(before.master, b->taken.master, 4 * b->numel);
+    copy_if_kept(before.v, b->taken.v, moment * b->numel);
+    copy_if_kept(before.v_lo, b->taken.v_lo, 2 * b->numel);
+    for (long i = 0; i < b->numel; i += STEP) {
+        vf u[CHAINS];
+        read_wide(format, b->taken.intended, i, u);
+        EACH store(intended + i + k * LANES, (vu)u[k]);
+    }
+    measure_block(job, b, &before, intended, tally, bins);
+}
+
+const struct kernels NAMED(roundoff_kernels_, INSTRUCTION_SET) = {STEP, HAS_FLOAT16, step, measure};

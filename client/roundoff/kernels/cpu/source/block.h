@@ -17,7 +17,7 @@ enum column {
 };
 
 enum weight { PLAIN, PAIR, KAHAN, STOCHASTIC, EXACT, MASTER, WEIGHTS };
-enum second { ONE_WORD, TWO_WORDS, TWO_EXACT, WIDE, SECONDS };
+enum second { ONE_WORD, TWO_WORDS, TWO_EXACT, WIDE, UNSEEN };
 
 struct scalars {
     float scale, beta1, rest1, beta2, rest2, step_size, root_scale, eps, decay;
@@ -35,12 +35,19 @@ struct job {
     struct scalars scalars;
 };
 
+/* Of a step that somebody else took: the words before it, of which those of the job are what it left, and u as binary32
+   in the order of memory. What is not kept is NULL. */
+struct taken {
+    const char *param, *lo, *master, *v, *v_lo, *intended;
+};
+
 struct block {
     char *param, *m, *v, *lo, *v_lo, *master;
     const char *grad;
     long numel;     /* a multiple of what one step of the loops takes */
     long valid;     /* so many of them are there, the rest is padding */
     uint64_t index; /* of its first element, for the random bits */
+    struct taken taken;
 };
 
 /* One row of partial statistics. */
@@ -48,12 +55,12 @@ struct tally {
     double row[ROW], counts[BINS], energy[BINS];
 };
 
-/* One block of one tensor: update it, and measure it if `tally` is not NULL. */
+/* One block of one tensor: update it, and measure it if `tally` is not NULL; or measure what was `taken`. */
 typedef void step_block(const struct job *, const struct block *, struct tally *, int bins);
 
 struct kernels {
     int step_elements, has_float16;
-    step_block *step;
+    step_block *step, *measure;
 };
 
 #define SAMPLED 32 /* words that are looked at of a tensor that has more */

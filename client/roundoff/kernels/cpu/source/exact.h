@@ -98,6 +98,7 @@ static int keeps(enum format format, enum weight weight, const struct element *e
 
 static void second_at(enum format format, enum second second, const struct block *b, const struct before *old, const struct scalars *s, long i, double *row)
 {
+    if (second == UNSEEN) return;
     double g = (double)(word_at(format, b->grad, i) * s->scale), square = g * g, v;
     const long size = second == WIDE || format == FLOAT32 ? 4 : 2;
     int moved = memcmp(old->v + size * i, b->v + size * i, (size_t)size) != 0;

@@ -19,6 +19,7 @@ const char roundoff_source_hash[] = SOURCE_HASH;
 int64_t roundoff_job_size(void) { return (int64_t)sizeof(struct job); }
 int64_t roundoff_standing_size(void) { return (int64_t)sizeof(struct standing); }
 int64_t roundoff_turn_size(void) { return (int64_t)sizeof(struct turn); }
+int64_t roundoff_taken_size(void) { return (int64_t)sizeof(struct taken); }
 int64_t roundoff_setting_size(void) { return (int64_t)sizeof(struct setting); }
 
 /* The kernels for an instruction set, NULL if this processor does not have it. */
@@ -48,6 +49,7 @@ void roundoff_sample(const char *words, int size, int64_t numel, char *out)
 struct work {
     const struct kernels *kernels;
     const struct job *jobs;
+    const struct taken *taken; /* of each job, if it is to be measured and not stepped; or NULL */
     const int64_t *first; /* number of each job's first chunk, and of the chunk after the last */
     int64_t count;
     struct tally *tallies; /* one per chunk, or NULL */
@@ -57,58 +59,83 @@ struct work {
 
 static long bytes_of(const struct job *job, int wide) { return wide || job->format == 2 ? 4 : 2; }
 
-static struct block block_at(const struct job *job, int64_t start, long numel)
+static char *from(char *words, int64_t bytes) { return words ? words + bytes : NULL; }
+
+static const char *behind(const char *words, int64_t bytes) { return words ? words + bytes : NULL; }
+
+static struct block block_at(const struct job *job, const struct taken *taken, int64_t start, long numel)
 {
     const long word = bytes_of(job, 0), moment = bytes_of(job, job->second == WIDE);
-    return (struct block){
+    struct block block = {
         .param = job->param + start * word,
-        .grad = job->grad + start * word,
-        .m = job->m + start * moment,
-        .v = job->v + start * moment,
-        .lo = job->lo ? job->lo + start * 2 : NULL,
-        .v_lo = job->v_lo ? job->v_lo + start * 2 : NULL,
-        .master = job->master ? job->master + start * 4 : NULL,
+        .grad = behind(job->grad, start * word),
+        .m = from(job->m, start * moment),
+        .v = from(job->v, start * moment),
+        .lo = from(job->lo, start * 2),
+        .v_lo = from(job->v_lo, start * 2),
+        .master = from(job->master, start * 4),
         .numel = numel,
         .valid = numel,
         .index = (uint64_t)start,
     };
+    if (taken != NULL)
+        block.taken = (struct taken){
+            .param = taken->param + start * word,
+            .lo = behind(taken->lo, start * 2),
+            .master = behind(taken->master, start * 4),
+            .v = behind(taken->v, start * moment),
+            .v_lo = behind(taken->v_lo, start * 2),
+            .intended = taken->intended + start * 4,
+        };
+    return block;
 }
 
-/* The end of a tensor that does not fill the vectors is stepped in copies, padded with zeros. */
-static void step_padded(const struct work *work, const struct job *job, struct block b, struct tally *tally)
+/* A field of a block, and what it takes of memory per element. */
+struct field {
+    char **words;
+    long width;
+};
+
+enum { FIELDS = 13 };
+
+/* The end of a tensor that does not fill the vectors is taken in copies, padded with zeros. */
+static void take_padded(const struct work *work, const struct job *job, struct block b, struct tally *tally, step_block *take)
 {
     const long step = work->kernels->step_elements, word = bytes_of(job, 0), moment = bytes_of(job, job->second == WIDE);
     const long left = b.valid, padding = (left + step - 1) / step * step - left;
-    _Alignas(64) char copies[7][4 * (BLOCK + MAX_STEP)];
-    char **fields[] = {&b.param, &b.m, &b.v, &b.lo, &b.v_lo, &b.master};
-    const long widths[] = {word, moment, moment, 2, 2, 4};
-    char *originals[6];
-    for (int f = 0; f < 6; f++) {
-        originals[f] = *fields[f];
+    _Alignas(64) char copies[FIELDS][4 * (BLOCK + MAX_STEP)];
+    struct taken *taken = &b.taken;
+    const struct field fields[FIELDS] = {
+        {&b.param, word}, {&b.m, moment}, {&b.v, moment}, {&b.lo, 2}, {&b.v_lo, 2}, {&b.master, 4}, /* written */
+        {(char **)&b.grad, word}, {(char **)&taken->param, word}, {(char **)&taken->lo, 2}, {(char **)&taken->master, 4},
+        {(char **)&taken->v, moment}, {(char **)&taken->v_lo, 2}, {(char **)&taken->intended, 4},
+    };
+    char *originals[FIELDS];
+    for (int f = 0; f < FIELDS; f++) {
+        originals[f] = *fields[f].words;
         if (originals[f] == NULL) continue;
-        memcpy(copies[f], originals[f], (size_t)(left * widths[f]));
-        memset(copies[f] + left * widths[f], 0, (size_t)(padding * widths[f]));
-        *fields[f] = copies[f];
+        memcpy(copies[f], originals[f], (size_t)(left * fields[f].width));
+        memset(copies[f] + left * fields[f].width, 0, (size_t)(padding * fields[f].width));
+        *fields[f].words = copies[f];
     }
-    memcpy(copies[6], b.grad, (size_t)(left * word));
-    memset(copies[6] + left * word, 0, (size_t)(padding * word));
-    b.grad = copies[6];
     b.numel = left + padding;
-    work->kernels->step(job, &b, tally, work->bins);
-    for (int f = 0; f < 6; f++)
-        if (originals[f] != NULL) memcpy(originals[f], copies[f], (size_t)(left * widths[f]));
+    take(job, &b, tally, work->bins);
+    for (int f = 0; f < 6 && take == work->kernels->step; f++)
+        if (originals[f] != NULL) memcpy(originals[f], copies[f], (size_t)(left * fields[f].width));
 }
 
-static void step_chunk(const struct work *work, const struct job *job, int64_t chunk, struct tally *tally)
+static void take_chunk(const struct work *work, const struct job *job, int64_t chunk, struct tally *tally)
 {
     const int64_t start = chunk * CHUNK, left = job->numel - start, end = start + (left < CHUNK ? left : CHUNK);
+    const struct taken *taken = work->taken ? &work->taken[job - work->jobs] : NULL;
+    step_block *take = taken ? work->kernels->measure : work->kernels->step;
     for (int64_t at = start; at < end; at += BLOCK) {
         const long numel = (long)(end - at < BLOCK ? end - at : BLOCK);
-        struct block b = block_at(job, at, numel);
+        struct block b = block_at(job, taken, at, numel);
         if (numel % work->kernels->step_elements)
-            step_padded(work, job, b, tally);
+            take_padded(work, job, b, tally, take);
         else
-            work->kernels->step(job, &b, tally, work->bins);
+            take(job, &b, tally, work->bins);
     }
 }
 
@@ -126,7 +153,7 @@ static void take_chunks(void *shared)
                 high = middle;
         }
         struct tally *tally = work->tallies && work->jobs[low].row ? &work->tallies[number] : NULL;
-        step_chunk(work, &work->jobs[low], number - work->first[low], tally);
+        take_chunk(work, &work->jobs[low], number - work->first[low], tally);
     }
 }
 
@@ -165,11 +192,9 @@ static void add_up(const struct work *work)
 
 typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
 
-/* Step every job, on `threads` threads: those of OpenMP if `gomp_parallel` is its GOMP_parallel, since others would
-   have to wait for OpenMP's, which spin for a while after their last work. Returns 0, or −1 if there was no memory
-   to begin with; then nothing was done. */
-int roundoff_step(
-    const struct kernels *kernels, const struct job *jobs, int64_t count, int threads, parallel *gomp_parallel, int bins)
+static int take_all(
+    const struct kernels *kernels, const struct job *jobs, const struct taken *taken, int64_t count, int threads,
+    parallel *gomp_parallel, int bins)
 {
     int measured = 0;
     int64_t *first = malloc((size_t)(count + 1) * sizeof *first);
@@ -179,7 +204,7 @@ int roundoff_step(
         first[j + 1] = first[j] + (jobs[j].numel + CHUNK - 1) / CHUNK;
         measured |= jobs[j].row != NULL;
     }
-    struct work work = {kernels, jobs, first, count, NULL, bins, 0};
+    struct work work = {kernels, jobs, taken, first, count, NULL, bins, 0};
     if (measured) {
         work.tallies = calloc((size_t)(first[count] ? first[count] : 1), sizeof *work.tallies);
         if (work.tallies == NULL) {
@@ -198,6 +223,23 @@ int roundoff_step(
     free(work.tallies);
     free(first);
     return 0;
+}
+
+/* Step every job, on `threads` threads: those of OpenMP if `gomp_parallel` is its GOMP_parallel, since others would
+   have to wait for OpenMP's, which spin for a while after their last work. Returns 0, or −1 if there was no memory
+   to begin with; then nothing was done. */
+int roundoff_step(
+    const struct kernels *kernels, const struct job *jobs, int64_t count, int threads, parallel *gomp_parallel, int bins)
+{
+    return take_all(kernels, jobs, NULL, count, threads, gomp_parallel, bins);
+}
+
+/* Measure steps that somebody else took, writing nothing but statistics; for the rest see `roundoff_step`. */
+int roundoff_measure(
+    const struct kernels *kernels, const struct job *jobs, const struct taken *taken, int64_t count, int threads,
+    parallel *gomp_parallel, int bins)
+{
+    return take_all(kernels, jobs, taken, count, threads, gomp_parallel, bins);
 }
 
 static size_t sample_places(const char *param, const struct standing *standing, char *words)
