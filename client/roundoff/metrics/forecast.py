@@ -73,9 +73,10 @@ class Part:
     storage: Storage = "word"
 
 
-def crossings(parts: Sequence[Part]) -> list[Crossing]:
+def crossings(parts: Sequence[Part], levels: Sequence[float] = LOST_LEVELS) -> list[Crossing]:
     """Where on the schedules each level is first crossed by the parts together, in the order of steps.
 
+    `levels` are of the lost fraction; for words the efficiency of one half comes with them.
     A level that is past at the first step is named with that step; one that is never crossed is left out. Looks at
     some steps of a long schedule and halves between them, so a crossing that is taken back within a few per cent of
     the schedule may be missed. Raises ValueError for a part that was measured at a learning rate of 0, or schedules of
@@ -90,7 +91,7 @@ def crossings(parts: Sequence[Part]) -> list[Crossing]:
     steps = sorted(parts[0].schedule)
     if any(sorted(part.schedule) != steps for part in parts):
         raise ValueError("all schedules must have the same steps")
-    found = [_first(parts, steps, "lost_fraction", level) for level in LOST_LEVELS]
+    found = [_first(parts, steps, "lost_fraction", level) for level in levels]
     if all(part.storage == "word" for part in parts):
         found.append(_first(parts, steps, "descent_efficiency", HALF_EFFICIENCY))
     return sorted((one for one in found if one is not None), key=lambda crossing: crossing.step)

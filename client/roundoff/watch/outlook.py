@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from roundoff.delivery.sample import Sample
 from roundoff.metrics import HEADROOM_BINS, Sums
 from roundoff.metrics.cures import FLOAT32, PAIRS
-from roundoff.metrics.forecast import Crossing, Part, Storage, crossings
+from roundoff.metrics.forecast import LOST_LEVELS, Crossing, Part, Storage, crossings
 from roundoff.wire import Layer
 
 if TYPE_CHECKING:
@@ -33,8 +33,13 @@ class Outlook:
         return "\n".join(lines)
 
 
-def outlook(sample: Sample, layers: Sequence[Layer], schedules: Mapping[int, Schedule]) -> Outlook:
-    """The forecast from one sample with histograms; `schedules` by parameter group.
+def outlook(
+    sample: Sample,
+    layers: Sequence[Layer],
+    schedules: Mapping[int, Schedule],
+    levels: Sequence[float] = LOST_LEVELS,
+) -> Outlook:
+    """The forecast from one sample with histograms; `schedules` by parameter group, `levels` of the lost fraction.
 
     Raises ValueError for a sample without histograms, and where its learning rate was 0.
     """
@@ -54,8 +59,8 @@ def outlook(sample: Sample, layers: Sequence[Layer], schedules: Mapping[int, Sch
         )
         parts[layer.name] = Part(sums, rates[layer.group], schedules[layer.group], storage)
     if parts or all(_storage(known[index]) is None for index in sample.layers):
-        found = {name: tuple(crossings([part])) for name, part in parts.items()}
-        return Outlook(sample.step, tuple(crossings(list(parts.values()))), found)
+        found = {name: tuple(crossings([part], levels)) for name, part in parts.items()}
+        return Outlook(sample.step, tuple(crossings(list(parts.values()), levels)), found)
     raise ValueError(
         "the newest sample was taken at a learning rate of 0, where nothing can be forecast from"
     )

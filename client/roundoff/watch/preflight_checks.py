@@ -111,8 +111,11 @@ def preflight_members(optimizer: Optimizer, members: list[Member]) -> list[Warne
 def lines_of(findings: Sequence[Warned]) -> list[str]:
     """A line for each finding, and one that says what to do about them."""
     lines = [f"before the first step: {one.said}" for one in findings]
-    cures = dict.fromkeys(one.cure for one in findings)
-    return [*lines, f"what to do: {'; or '.join(cures)}"] if cures else lines
+    if not findings:
+        return lines
+    others = len({one.cure for one in findings}) - 1
+    more = " (what else each of them asks for: roundoff.watch.preflight)" if others else ""
+    return [*lines, f"what to do: {findings[0].cure}{more}"]
 
 
 def preflight_settings(settings: Settings) -> Iterator[Warned]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from roundoff.delivery.notices import logger
 from roundoff.delivery.sample import GroupSetting, Sink
 from roundoff.metrics import Verdict
+from roundoff.metrics.forecast import LOST_LEVELS
 from roundoff.telling import warn
 from roundoff.wire import Layer
 
@@ -140,20 +141,27 @@ class Watch:
         """The verdict so far, in words and with the numbers behind it."""
         return self.history.verdict()
 
-    def forecast(self, schedule: Schedule | LRScheduler, steps: int | None = None) -> Outlook:
+    def forecast(
+        self,
+        schedule: Schedule | LRScheduler,
+        steps: int | None = None,
+        *,
+        levels: Sequence[float] = LOST_LEVELS,
+    ) -> Outlook:
         """When each layer and the model will have lost 10, 50 and 90 % of their updates, or half of the descent.
 
         `schedule` is a table of learning rates by optimizer step, for all groups, or the run's own scheduler and how
-        many of its `steps` to look at. Made from the newest sample with histograms (numerics §6); waits for the
-        device. Raises ValueError before the first sample, after `detach`, and for a scheduler that goes by a
-        measured loss.
+        many of its `steps` to look at; `levels` are other shares of lost updates to be told of. Made from the newest
+        sample with histograms (numerics §6); waits for the device. Raises ValueError before the first sample, after
+        `detach`, and for a scheduler that goes by a measured loss.
         """
         if self.history.newest is None:
             raise ValueError(
                 "a forecast needs a sample: call it after the first watched step and before detach()"
             )
         groups = sorted({layer.group for layer in self.layers})
-        return outlook(self.history.newest, self.layers, schedules_of(schedule, groups, self.step, steps))
+        schedules = schedules_of(schedule, groups, self.step, steps)
+        return outlook(self.history.newest, self.layers, schedules, levels)
 
     def report(self) -> None:
         """Print the verdict table now."""
@@ -304,7 +312,7 @@ class Watch:
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             warn(f"settings and weights were not looked at ({type(error).__name__}: {error})", stacklevel=5)
             return []
-        for line in lines_of(found):
+        for line in lines_of(found) if replica_of_process() == 0 else ():
             logger.info(line)
         return found
 
