@@ -21,7 +21,7 @@ from roundoff.wire import Layer
 from .history import History
 from .outlook import Outlook, Schedule, outlook, schedules_of
 from .roster import roster
-from .shadow import measure_replay, refusal, replay
+from .shadow import Shadow
 from .statistics import Meter
 from .words import sampled_words
 
@@ -78,9 +78,10 @@ class Watch:
         """Number of the next optimizer step, counted from 0."""
         self.history = History([member.name for member in self._members], [m.group for m in self._members])
         self._meters: dict[Tensor, Meter] = {}
-        self._replayed: dict[Tensor, Tensor] = {}
         self._settings: list[GroupSetting] = []
         self._said: set[str] = set()
+        names = {member.param: member.name for member in self._members}
+        self._shadow = Shadow(optimizer, names, self._say) if self._self_measuring is None else None
         self._over = False
         self._at_exit: Callable[[], None] | None = None
         if sink is not None:
@@ -147,7 +148,7 @@ class Watch:
             self._self_measuring.meters = None
         self._clear()
         self._index, self._start, self._members = {}, {}, []
-        self._sink = self.history.newest = None
+        self._sink = self.history.newest = self._shadow = None
 
     def __enter__(self) -> Watch:
         return self
@@ -166,10 +167,8 @@ class Watch:
                 # Another watch may have asked already: then both read the same meters.
                 asked = self._self_measuring.meters
                 self._meters = self._self_measuring.meters = {} if asked is None else asked
-            elif (args[1:] and args[1] is not None) or kwargs.get("closure") is not None:
-                self._say("a step with a closure computes its gradients inside, so it cannot be replayed")
-            else:
-                self._replay_all(optimizer)
+            elif self._shadow is not None:
+                self._shadow.before(args, kwargs)
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             self._give_up(error)
 
@@ -181,47 +180,18 @@ class Watch:
         try:
             if self._self_measuring is not None:
                 self._self_measuring.meters = None
-            self._check_replay()
-            self._collect(step)
+            if self._shadow is not None:
+                stepped = self._shadow.stepping
+                self._meters = self._shadow.after()
+            else:
+                stepped = {member.param for member in self._members if member.param.grad is not None}
+            self._collect(step, stepped)
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             self._give_up(error)
         finally:
             self._clear()
 
-    def _replay_all(self, optimizer: Optimizer) -> None:
-        if (why := refusal(optimizer)) is not None:
-            self._say(f"nothing is measured: {why}")
-            return
-        for group in optimizer.param_groups:
-            for index, param in enumerate(group["params"]):
-                if param.grad is None:
-                    continue
-                if param not in self._index:
-                    self._say(
-                        "parameters added after the watch began are not measured; detach and watch again"
-                    )
-                    continue
-                if param.grad.is_sparse or not param.dtype.is_floating_point or param.dtype.itemsize > 4:
-                    name = self._members[self._index[param]].name
-                    self._say(f"{name} is left out: only dense float32 and narrower parameters are measured")
-                    continue
-                done = replay(optimizer, group, index)
-                meter = self._meters[param] = Meter(param.device)
-                measure_replay(meter, optimizer, group, index, done)
-                self._replayed[param] = sampled_words(done.after)
-
-    def _check_replay(self) -> None:
-        if not self._replayed:
-            return
-        # One wait for the device, not one a tensor.
-        flags = [(sampled_words(param) == words).all().cpu() for param, words in self._replayed.items()]
-        for param, faithful in zip(self._replayed, torch.stack(flags).tolist(), strict=True):
-            if not faithful:
-                name = self._members[self._index[param]].name
-                del self._meters[param]
-                self._say(f"{name} is left out: replaying its step did not give what the optimizer then did")
-
-    def _collect(self, step: int) -> None:
+    def _collect(self, step: int, stepped: set[Tensor]) -> None:
         if not self._meters:
             return
         for meter in self._meters.values():
@@ -230,7 +200,7 @@ class Watch:
         rows, bins, indices = [], [], []
         for number, member in enumerate(self._members):
             measured = self._meters.get(member.param)
-            if measured is None and member.param.grad is not None:
+            if measured is None and member.param in stepped:
                 continue  # it has stepped, and could not be measured
             meter = measured or Meter(member.param.device)
             if measured is None:  # no gradient: nothing was attempted
@@ -251,7 +221,9 @@ class Watch:
             self._sink.sample(sample)
 
     def _clear(self) -> None:
-        self._meters, self._replayed, self._settings = {}, {}, []
+        self._meters, self._settings = {}, []
+        if self._shadow is not None:
+            self._shadow.clear()
 
     def _say(self, what: str) -> None:
         if what not in self._said:
