@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -52,6 +52,9 @@ class Layers:
         self.known: set[Tensor] = set()
         """Parameters that were looked at, watched or not."""
         self.watched: dict[Tensor, Watched] = {}
+        self.names: dict[Tensor, str] = {}
+        """Of those that are watched."""
+        self._marks: dict[Tensor, str] = {}
         self._released: list[Layer] = []
         members = roster(model, optimizer)
         self._check(members)
@@ -65,7 +68,7 @@ class Layers:
     @property
     def declared(self) -> list[Layer]:
         """All of them as they are declared to a server; after `release` as they were."""
-        return self._released or [one.declared() for one in self.watched.values()]
+        return self._released or [self._declared(one) for one in self.watched.values()]
 
     def newcomers(self, optimizer: Optimizer) -> list[Watched]:
         """Take in what has appeared since: groups that were added, parameters that were thawed.
@@ -84,10 +87,22 @@ class Layers:
         new = set(fresh)
         return self._take([member for member in roster(self._model, optimizer) if member.param in new])
 
+    def mark(self, marks: Mapping[Tensor, str]) -> list[Layer]:
+        """Put a mark in front of the strategies of these, "" for none; returns those for which it is another one."""
+        changed = [param for param, mark in marks.items() if self._marks.get(param, "") != mark]
+        self._marks.update(marks)
+        return [self._declared(self.watched[param]) for param in changed]
+
+    def _declared(self, one: Watched) -> Layer:
+        layer, mark = one.declared(), self._marks.get(one.member.param, "")
+        return layer.model_copy(update={"strategy": f"{mark}{layer.strategy}"}) if mark else layer
+
     def release(self) -> None:
         """Let go of every tensor; what was declared can still be read."""
         self._released = self.declared
         self._model, self.watched, self.known = nn.Module(), {}, set()
+        self._marks = {}
+        self.names.clear()
 
     def _take(self, members: Sequence[Member]) -> list[Watched]:
         taken = []
@@ -98,6 +113,7 @@ class Layers:
                 start = sampled_words(local(member.param.detach()))
                 one = Watched(member, len(self.watched), start, how == "sharded")
                 self.watched[member.param] = one
+                self.names[member.param] = member.name
                 taken.append(one)
         return taken
 

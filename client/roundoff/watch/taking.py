@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -23,17 +23,18 @@ def sample_of(
     meters: Mapping[Tensor, Meter],
     settings: Sequence[GroupSetting],
     *,
+    stepped: Set[Tensor],
     headroom: bool,
 ) -> Sample | None:
     """The sample of an optimizer step that was measured into `meters`, with histograms or without; None for none.
 
-    A watched parameter without a gradient has attempted nothing; one with a gradient and no meter could not be
-    measured, and has no row. Raises what went wrong in a meter.
+    A watched parameter that is not among the `stepped` has attempted nothing; one that is and has no meter could not
+    be measured, and has no row. Raises what went wrong in a meter.
     """
     rows, bins, numbers = [], [], []
     for param, watched in layers.watched.items():
         meter = meters.get(param)
-        if meter is None and param.grad is not None:
+        if meter is None and param in stepped:
             continue
         part = watched.part
         if meter is None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -22,15 +21,15 @@ from roundoff.wire import Layer
 
 from .cadence import Automatic, Every, cadence
 from .canary import run_canary
+from .fallback import VISIBLE_ONLY
 from .history import History
 from .layers import Layers, Patterns
 from .outlook import Outlook, Schedule, outlook, schedules_of
 from .placement import replica_of_process
 from .preflight_checks import Warned, lines_of, preflight_members
-from .shadow import measure_replay, refusal, replay
+from .shadow import Shadow
 from .statistics import Meter
 from .taking import sample_of
-from .words import sampled_words
 
 NEVER = 2**63
 """A step that no run reaches."""
@@ -122,9 +121,11 @@ class Watch:
         self._taken = 0
         self.history = History()
         self._meters: dict[Tensor, Meter] = {}
-        self._replayed: dict[Tensor, Tensor] = {}
         self._settings: list[GroupSetting] = []
         self._said: set[str] = set()
+        self._shadow: Shadow | None = None
+        if self._self_measuring is None:
+            self._shadow = Shadow(optimizer, self._layers.names, self._say)
         self._at_exit: Callable[[], None] | None = None
         self._declare(self.layers)
         self._hooks = [
@@ -199,7 +200,7 @@ class Watch:
             self._self_measuring.meters = None
         self._clear()
         self._layers.release()
-        self._sink = self.history.newest = None
+        self._sink = self.history.newest = self._shadow = None
 
     def __enter__(self) -> Watch:
         return self
@@ -217,10 +218,8 @@ class Watch:
             self._meet(optimizer)
             if self._self_measuring is not None:
                 self._ask(self._self_measuring)
-            elif (args[1:] and args[1] is not None) or kwargs.get("closure") is not None:
-                self._say("a step with a closure computes its gradients inside, so it cannot be replayed")
-            else:
-                self._replay_all(optimizer)
+            elif self._shadow is not None:
+                self._shadow.before(args, kwargs, headroom=self._bins_too)
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             self._give_up(error)
 
@@ -232,7 +231,6 @@ class Watch:
         try:
             if self._self_measuring is not None:
                 self._self_measuring.meters, self._self_measuring.headroom = None, True
-            self._check_replay()
             self._collect(step)
             self._due = self._cadence.after(step, changed=self.history.has_changed())
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
@@ -267,44 +265,29 @@ class Watch:
             optimizer.headroom |= self._bins_too
         self._meters = optimizer.meters
 
-    def _replay_all(self, optimizer: Optimizer) -> None:
-        if (why := refusal(optimizer)) is not None:
-            self._say(f"nothing is measured: {why}")
-            return
-        for group in optimizer.param_groups:
-            for index, param in enumerate(group["params"]):
-                watched = self._layers.watched.get(param)
-                if param.grad is None or watched is None:
-                    continue
-                if param.grad.is_sparse or not param.dtype.is_floating_point or param.dtype.itemsize > 4:
-                    self._say(
-                        f"{watched.member.name} is left out: only dense float32 and narrower parameters are measured"
-                    )
-                    continue
-                done = replay(optimizer, group, index)
-                meter = self._meters[param] = Meter(param.device)
-                measure_replay(meter, optimizer, group, index, done)
-                self._replayed[param] = sampled_words(done.after)
-
-    def _check_replay(self) -> None:
-        if not self._replayed:
-            return
-        # One wait for the device, not one a tensor.
-        flags = [(sampled_words(param) == words).all().cpu() for param, words in self._replayed.items()]
-        for param, faithful in zip(self._replayed, torch.stack(flags).tolist(), strict=True):
-            if not faithful:
-                name = self._layers.watched[param].member.name
-                del self._meters[param]
-                self._say(f"{name} is left out: replaying its step did not give what the optimizer then did")
-
     def _collect(self, step: int) -> None:
-        sample = sample_of(step, self._layers, self._meters, self._settings, headroom=self._bins_too)
+        stepped = {param for param in self._layers.watched if param.grad is not None}
+        if self._shadow is not None:
+            stepped, self._meters = self._shadow.stepping, self._shadow.after()
+            self._mark(self._shadow)
+        sample = sample_of(
+            step, self._layers, self._meters, self._settings, stepped=stepped, headroom=self._bins_too
+        )
         if sample is None:
             return
         self._taken += 1
         self.history.take(sample)
         if self._sink is not None:
             self._sink.sample(sample)
+
+    def _mark(self, shadow: Shadow) -> None:
+        """Declare layers again whose rows say less, or more, than they did."""
+        marks = {
+            param: VISIBLE_ONLY if shadow.why(param) is not None else "" for param in self._layers.watched
+        }
+        changed = self._layers.mark(marks)
+        if changed and self._sink is not None:
+            self._sink.declare(changed)
 
     def _look_ahead(self, optimizer: Optimizer) -> list[Warned]:
         try:
@@ -317,7 +300,9 @@ class Watch:
         return found
 
     def _clear(self) -> None:
-        self._meters, self._replayed, self._settings = {}, {}, []
+        self._meters, self._settings = {}, []
+        if self._shadow is not None:
+            self._shadow.clear()
 
     def _say(self, what: str) -> None:
         if what not in self._said:
