@@ -116,8 +116,9 @@ class Shadow:
                 cloner = Cloner(self._optimizer)
             except Refused as refused:
                 whole = str(refused)
-        places = list(self._places(with_gradient=whole is None, wanted=wanted))
-        self.stepping = {group["params"][index] for group, index in places}
+        params = (param for group in self._optimizer.param_groups for param in group["params"])
+        self.stepping = {param for param in params if whole is not None or param.grad is not None}
+        places = list(self._places(wanted))
         # What the replays draw, they draw one after the other, as the steps of a loop over the parameters do.
         with torch.random.fork_rng(devices=cuda_devices(self.stepping)):
             for place in places:
@@ -146,10 +147,10 @@ class Shadow:
         """Let go of all tensors of a step."""
         self._pending, self.stepping = {}, set()
 
-    def _places(self, *, with_gradient: bool, wanted: Callable[[Tensor], bool] | None) -> Iterator[Place]:
+    def _places(self, wanted: Callable[[Tensor], bool] | None) -> Iterator[Place]:
         for group in self._optimizer.param_groups:
             for index, param in enumerate(group["params"]):
-                if with_gradient and param.grad is None:
+                if param not in self.stepping:
                     continue
                 if param not in self._names:
                     if param.requires_grad:
