@@ -79,9 +79,11 @@ def test_what_is_lost_is_what_the_class_loses(one: Foreign) -> None:
     shadow = watch._shadow
     modes = {shadow.mode(param) for param in watch._layers.watched}
     total = sum((Totals.of(row) for row in rows(sink, after=4)), Totals())
-    assert {layer for sample in sink.samples[2:] for layer in sample.layers} == set(range(len(sink.layers)))
+    assert {layer for sample in sink.samples[2:] for layer in sample.layers} == {layer.index for layer in sink.layers}
     if one.keeps == "nothing known":
         assert modes == {"visible"}
+        now = {layer.index: layer.strategy for layer in sink.layers}
+        assert all(strategy.startswith("visible-") for strategy in now.values())
         assert total.attempted == total.lost == total.sum_uu == 0
         return
     assert "visible" not in modes

@@ -101,6 +101,11 @@ def candidates(param: Tensor, state: Mapping[Any, Any]) -> Iterator[tuple[Path, 
             yield path, tensor
 
 
+def has_integers(param: Tensor, state: Mapping[Any, Any]) -> bool:
+    """Whether integers are among the candidates, which do not tell under a step that is next to nothing."""
+    return any(tensor.dtype in INTEGERS for _, tensor in candidates(param, state))
+
+
 def recognise(param: Tensor, state: Mapping[Any, Any], step: Step) -> Second | None:
     """The second word of a parameter that has been stepped at least once, None if it has none.
 
@@ -140,9 +145,11 @@ def _is_second(param: Tensor, path: Path, kind: Kind, dtype: torch.dtype, step: 
         _value(wide, first, kept, kind),
         _value(wide_other, second, kept_other, kind),
     )
-    # One spacing: the word may be rounded up for the one and down for the other.
-    same_word = (wide - wide_other).abs() <= spacing
-    same_whole = (whole - whole_other).abs() <= spacing * (1.0 if kind in ("plus", "minus") else 2.0**-4)
+    # One spacing: the word may be rounded up for the one and down for the other. Not so beside an integer, which
+    # has moved it by no more than that.
+    sums = kind in ("plus", "minus")
+    same_word = (wide - wide_other).abs() <= spacing * (1.0 if sums else 0.0)
+    same_whole = (whole - whole_other).abs() <= spacing * (1.0 if sums else 2.0**-4)
     near = (whole - wide).abs() <= 2 * spacing
     finite = whole.isfinite() & whole_other.isfinite()
     agree = (same_word & same_whole & near) | ~finite

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .clone import Cloner, Path, Refused, Twin, tensor_at, without_compiling
 from .peculiar import joined, wide_settings
-from .recognise import Second, candidates, plain, recognise
+from .recognise import Second, candidates, has_integers, plain, recognise
 from .soundness import agrees, alike
 from .statistics import CHUNK, Meter
 from .terms import decay_rate, does_nothing, follows_squares, moment_of, unscaled
@@ -25,6 +25,11 @@ OTHERWISE = "what it does in wider numbers is something else than what it does i
 
 DOUBTS = 2
 """So many times a recognised second word may turn out not to be one before none is looked for any more."""
+
+
+TRIES = 20
+"""Samples at which a second word is looked for where an integer might be one: in a warm-up from a learning rate of 0
+steps are too small at first to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Replayer:
         self._wide: dict[Signature, torch.dtype] = {}
         self._sound: set[Signature] = set()
         self._seconds: dict[Signature, Second | None] = {}
+        self._tries: dict[Signature, int] = {}
         self._doubts: dict[Signature, int] = {}
         self._squares: dict[Signature, bool] = {}
         self.float32_because: str | None = None
@@ -79,7 +85,11 @@ class Replayer:
             if next(candidates(after.param, after.state), None) is None:
                 return None
             with _forked(param):
-                self._seconds[signature] = recognise(param, after.state, _Stepper(after, param.grad))
+                found = recognise(param, after.state, _Stepper(after, param.grad))
+            tries = self._tries[signature] = self._tries.get(signature, 0) + 1
+            if found is None and tries < TRIES and has_integers(param, after.state):
+                return None
+            self._seconds[signature] = found
         return self._seconds[signature]
 
     def doubt(self, group: Mapping[str, Any], param: Tensor, state: Mapping[Any, Any]) -> None:

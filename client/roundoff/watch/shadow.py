@@ -116,8 +116,9 @@ class Shadow:
             except Refused as refused:
                 whole = str(refused)
         self._headroom = headroom
-        places = list(self._places(with_gradient=whole is None))
-        self.stepping = {group["params"][index] for group, index in places}
+        params = (param for group in self._optimizer.param_groups for param in group["params"])
+        self.stepping = {param for param in params if whole is not None or param.grad is not None}
+        places = list(self._places())
         # What the replays draw, they draw one after the other, as the steps of a loop over the parameters do.
         with torch.random.fork_rng(devices=cuda_devices(self.stepping)):
             for place in places:
@@ -146,12 +147,10 @@ class Shadow:
         """Let go of all tensors of a step."""
         self._pending, self.stepping = {}, set()
 
-    def _places(self, *, with_gradient: bool) -> Iterator[Place]:
+    def _places(self) -> Iterator[Place]:
         for group in self._optimizer.param_groups:
             for index, param in enumerate(group["params"]):
-                if with_gradient and param.grad is None:
-                    continue
-                if param not in self._names:
+                if param not in self.stepping or param not in self._names:
                     continue
                 if not param.dtype.is_floating_point:
                     self._say(
