@@ -79,7 +79,9 @@ def test_what_is_lost_is_what_the_class_loses(one: Foreign) -> None:
     shadow = watch._shadow
     modes = {shadow.mode(param) for param in watch._layers.watched}
     total = sum((Totals.of(row) for row in rows(sink, after=4)), Totals())
-    assert {layer for sample in sink.samples[2:] for layer in sample.layers} == {layer.index for layer in sink.layers}
+    assert {layer for sample in sink.samples[2:] for layer in sample.layers} == {
+        layer.index for layer in sink.layers
+    }
     if one.keeps == "nothing known":
         assert modes == {"visible"}
         now = {layer.index: layer.strategy for layer in sink.layers}

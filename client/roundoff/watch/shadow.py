@@ -19,6 +19,7 @@ from roundoff.metrics import name_some
 
 from .clone import Cloner, Path, Refused, Twin, tensor_at
 from .fallback import KEEP, Turns, measure_visible
+from .parts import Parts
 from .recognise import Second
 from .replaying import Outcome, Replayed, Replayer, cuda_devices, measure_outcome, measure_replay
 from .soundness import explains, numbers_of, sampled_step, together
@@ -75,17 +76,22 @@ class Shadow:
         *,
         keep: int = KEEP,
     ) -> None:
-        self._optimizer = optimizer
-        self._names = names
+        self._parts = Parts(optimizer)
+        self._optimizer = self._parts.optimizer
+        self._names = self._parts.names(names)
         self._say = say
-        self._replayer = Replayer(optimizer)
+        self._replayer = Replayer(self._optimizer)
         self._turns = Turns(keep)
         self._modes: dict[Tensor, Mode] = {}
         self._why: dict[Tensor, str] = {}
         self._pending: dict[Tensor, _Pending] = {}
         self._headroom = True
-        self.stepping: set[Tensor] = set()
+        self._stepping: set[Tensor] = set()
+
+    @property
+    def stepping(self) -> set[Tensor]:
         """Parameters that take part in the step between `before` and `after`; the others had no gradient."""
+        return {self._parts.whole(part) for part in self._stepping}
 
     @property
     def float32_because(self) -> str | None:
@@ -94,11 +100,11 @@ class Shadow:
 
     def mode(self, param: Tensor) -> Mode:
         """How a parameter is measured from now on."""
-        return self._modes.get(param, "replay")
+        return self._modes.get(self._parts.part(param), "replay")
 
     def why(self, param: Tensor) -> str | None:
         """Why only the visible change of a parameter is measured, None if all of it is."""
-        return self._why.get(param)
+        return self._why.get(self._parts.part(param))
 
     def before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, headroom: bool = True) -> None:
         """Take in what is there before a step, and replay it; arguments are those of the step.
@@ -107,6 +113,7 @@ class Shadow:
         training stay untouched. Raises only for faults of roundoff itself.
         """
         self.clear()
+        self._parts.refresh()
         self._turns.begin()
         whole = refusal(self._optimizer) or _called_with(args, kwargs)
         cloner = None
@@ -117,16 +124,17 @@ class Shadow:
                 whole = str(refused)
         self._headroom = headroom
         params = (param for group in self._optimizer.param_groups for param in group["params"])
-        self.stepping = {param for param in params if whole is not None or param.grad is not None}
+        self._stepping = {param for param in params if whole is not None or param.grad is not None}
         places = list(self._places())
         # What the replays draw, they draw one after the other, as the steps of a loop over the parameters do.
-        with torch.random.fork_rng(devices=cuda_devices(self.stepping)):
+        with torch.random.fork_rng(devices=cuda_devices(self._stepping)):
             for place in places:
                 self._take(cloner, place, whole)
         self._tell()
 
     def after(self) -> dict[Tensor, Meter]:
         """The statistics of the step, by parameter; those are missing that had to wait or were not as replayed."""
+        self._parts.refresh()
         pending, self._pending = self._pending, {}
         flags = {param: self._flag(param, one) for param, one in pending.items()}
         doubtful = {param: flag for param, flag in flags.items() if flag is not None}
@@ -137,7 +145,7 @@ class Shadow:
                 self._give_way(param, f"all of its parameters are stepped together (by {name})")
             elif faithful.get(param, True):
                 self._finish(param, one)
-                meters[param] = one.meter
+                meters[self._parts.whole(param)] = one.meter
             else:
                 self._doubt(param, one)
         self._tell()
@@ -145,12 +153,12 @@ class Shadow:
 
     def clear(self) -> None:
         """Let go of all tensors of a step."""
-        self._pending, self.stepping = {}, set()
+        self._pending, self._stepping = {}, set()
 
     def _places(self) -> Iterator[Place]:
         for group in self._optimizer.param_groups:
             for index, param in enumerate(group["params"]):
-                if param not in self.stepping or param not in self._names:
+                if param not in self._stepping or param not in self._names:
                     continue
                 if not param.dtype.is_floating_point:
                     self._say(
