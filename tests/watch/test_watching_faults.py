@@ -225,23 +225,3 @@ def test_where_warnings_are_errors_a_step_still_does_not_raise(
         warnings.simplefilter("error")
         train(model, optimizer, 2)
     assert "no such thing" in caplog.text
-
-
-def test_a_closure_cannot_be_replayed_and_this_is_said_once() -> None:
-    model = model_of()
-    optimizer = SGD(model.parameters(), lr=1e-3)
-    sink = Collected()
-    roundoff.watch(model, optimizer, every=1, sink=sink)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 16, dtype=BF16)).square().mean()
-        loss.backward()
-        return loss.item()
-
-    with pytest.warns(UserWarning, match="closure"):
-        optimizer.step(closure)
-    with warnings.catch_warnings(record=True) as said_again:
-        optimizer.step(closure)
-    assert not said_again
-    assert not sink.samples

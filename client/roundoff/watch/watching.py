@@ -18,12 +18,14 @@ from roundoff.metrics import ROW, Verdict
 from roundoff.telling import warn
 from roundoff.wire import Layer
 
+from .closures import Arguments, closure_of, followed_by, searches
 from .history import History
 from .outlook import Outlook, Schedule, outlook, schedules_of
 from .roster import roster
 from .shadow import measure_replay, refusal, replay
 from .statistics import Meter
 from .words import sampled_words
+from .wrappers import own_optimizer
 
 _FROZEN, _FROZEN_OF = ROW.index("frozen"), ROW.index("frozen_of")
 
@@ -69,6 +71,7 @@ class Watch:
         sink: Sink | None,
     ) -> None:
         self.every = every
+        optimizer = own_optimizer(optimizer)
         self._self_measuring = _self_measuring(optimizer)
         self._sink = sink
         self._members = roster(model, optimizer)
@@ -157,19 +160,30 @@ class Watch:
     ) -> None:
         self.detach()
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
         if self.step % self.every or self._over:
-            return
+            return None
         try:
             self._settings = _settings(optimizer)
             if self._self_measuring is not None:
                 # Another watch may have asked already: then both read the same meters.
                 asked = self._self_measuring.meters
                 self._meters = self._self_measuring.meters = {} if asked is None else asked
-            elif (args[1:] and args[1] is not None) or kwargs.get("closure") is not None:
-                self._say("a step with a closure computes its gradients inside, so it cannot be replayed")
-            else:
+            elif closure_of(args, kwargs) is None:
                 self._replay_all(optimizer)
+            elif searches(optimizer):
+                self._say(f"{type(optimizer).__name__} evaluates its closure many times a step: not measured")
+            else:
+                return followed_by(lambda: self._replay_safely(optimizer), args, kwargs)
+        except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
+            self._give_up(error)
+        return None
+
+    def _replay_safely(self, optimizer: Optimizer) -> None:
+        try:
+            self._replay_all(optimizer)
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             self._give_up(error)
 
