@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 HIDING = """
 import sys
 class Hidden:
@@ -53,11 +51,8 @@ def test_each_says_what_to_install() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("hidden", "used"), [("lightning", "pytorch_lightning"), ("pytorch_lightning", "lightning.pytorch")]
-)
-def test_lightning_is_used_under_the_name_that_is_installed(hidden: str, used: str) -> None:
-    assert printed(OLDER, hidden) == f"{used}.callbacks.callback\n"
+def test_lightning_is_used_under_the_name_that_is_installed() -> None:
+    assert printed(OLDER, "lightning") == "pytorch_lightning.callbacks.callback\n"
 
 
 def test_nothing_else_imports_an_integration() -> None:
