@@ -15,7 +15,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 STALLS = "layers lose most of their updates to rounding"
-TWO = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+TWO = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 COMMANDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "own_loop.py": ((), "own loop, plain bf16", "stalling"),

@@ -156,7 +156,7 @@ class Mirror:
 
     def _derived(self, sample: Sample) -> dict[str, float]:
         rows = sample.sums.tolist()
-        places = [("", model_row(rows))]
+        places: list[tuple[str, Sequence[float]]] = [("", model_row(rows))]
         if self._with_layers:
             places += [(f"/{self._names[at]}", row) for at, row in zip(sample.layers, rows, strict=True)]
         found: dict[str, float] = {}
