@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+PATIENCE = 240.0
+"""Seconds that a test waits for an example, most of them imports on a busy machine."""
+
 STALLS = "layers lose most of their updates to rounding"
 TWO = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -29,24 +32,28 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str, str]] = {
 """Command → what launches it, the run's name, and its verdict."""
 
 
-def run(
-    command: str, launcher: tuple[str, ...], folder: Path, server: str
-) -> subprocess.CompletedProcess[str]:
+def run(command: str, launcher: tuple[str, ...], folder: Path, server: str) -> str:
+    """Run it to its end; what it wrote to standard error."""
     script, *flags = command.split()
     words = [*(["-m", *launcher] if launcher else []), str(EXAMPLES / script), "--steps", "40", *flags]
     env = {**os.environ, "ROUNDOFF_SERVER": server, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, *words],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         env=env,
         cwd=folder,
-        timeout=240,
     )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    try:
+        _, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # not killed: a launcher then ends what it has started
+        process.communicate(timeout=30)
+        raise
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    return err
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +74,8 @@ def test_with_a_server_the_run_and_its_verdict_are_there(
     command: str, tmp_path: Path, shared_server: str
 ) -> None:
     launcher, name, health = COMMANDS[command]
-    done = run(command, launcher, tmp_path, shared_server)
-    assert (STALLS in done.stderr) == (health == "stalling")
+    said = run(command, launcher, tmp_path, shared_server)
+    assert (STALLS in said) == (health == "stalling")
     listing = [sys.executable, "-m", "roundoff", "runs", "--json", "--server", shared_server, "-q", name]
     listed = json.loads(subprocess.run(listing, capture_output=True, text=True, check=True).stdout)
     [shown] = [one for one in listed if one["name"] == name]
@@ -80,14 +87,14 @@ def test_with_a_server_the_run_and_its_verdict_are_there(
     )
     assert shown["loss"] is not None
     assert shown["dropped"] == {}
-    assert f"at {shared_server}/runs/{shown['id']}" in done.stderr
+    assert f"at {shared_server}/runs/{shown['id']}" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_a_server_the_verdict_is_in_the_terminal(command: str, tmp_path: Path) -> None:
     launcher, name, health = COMMANDS[command]
-    done = run(command, launcher, tmp_path, "http://127.0.0.1:9")
+    said = run(command, launcher, tmp_path, "http://127.0.0.1:9")
     verdict = STALLS if health == "stalling" else "Precision is not hurting this run"
-    assert re.search(rf"roundoff: examples/{re.escape(name)}: .*{verdict}", done.stderr)
-    assert "no server at http://127.0.0.1:9" in done.stderr
+    assert re.search(rf"roundoff: examples/{re.escape(name)}: .*{verdict}", said)
+    assert "no server at http://127.0.0.1:9" in said
     assert not list(tmp_path.iterdir())  # nothing is left behind
