@@ -40,8 +40,6 @@ class Kept:
 def optimizer_of(name: str, params: Any) -> torch.optim.Optimizer:
     if name == "own":
         return CollageAdamW(params, **OPTIONS)
-    if name == "SGD":
-        return torch.optim.SGD(params, lr=3e-3, momentum=0.9, foreach=False)
     return torch.optim.AdamW(params, lr=3e-3, weight_decay=0.1, foreach=name == "foreach")
 
 
@@ -75,10 +73,8 @@ def watched(name: str, sharded: bool) -> dict[str, Any]:
     return figures(kept)
 
 
-@pytest.mark.parametrize("name", ["own", "AdamW", "foreach", "SGD"])
+@pytest.mark.parametrize("name", ["own", "AdamW", "foreach"])
 def test_the_samples_of_shards_add_up_to_those_of_the_whole(ranks: Group, name: str) -> None:
-    # PyTorch's own step of SGD rounds the end of a tensor in another way than what fills its vectors.
-    within = 1e-3 if name == "SGD" else 1e-5
     alone = watched(name, False)
     parts = ranks(2).run(watched, name, True)
     assert all(set(part["placements"].values()) == {"sharded"} for part in parts)
@@ -95,7 +91,7 @@ def test_the_samples_of_shards_add_up_to_those_of_the_whole(ranks: Group, name: 
                 if count not in ("frozen", "frozen_of"):  # a few words of each shard
                     assert together[count] == expected[count], (step, layer, count)
             for total in SUMS:
-                assert together[total] == pytest.approx(expected[total], rel=within, abs=1e-12), (
+                assert together[total] == pytest.approx(expected[total], rel=1e-5, abs=1e-12), (
                     step,
                     layer,
                     total,

@@ -235,22 +235,44 @@ def test_where_warnings_are_errors_a_step_still_does_not_raise(
     assert "no such thing" in caplog.text
 
 
-def test_a_closure_cannot_be_replayed_and_this_is_said_once() -> None:
+class Extending(AdamW):
+    """Calls the step of the class that it extends, for which PyTorch runs the hooks once more."""
+
+    fail = False
+
+    def step(self, closure: Any = None) -> Any:
+        done = super().step(closure)
+        if self.fail:
+            raise ArithmeticError("after the step")
+        return done
+
+
+def test_a_step_within_a_step_is_one_step() -> None:
+    sinks = []
+    for make in (AdamW, Extending):
+        model = model_of()
+        optimizer = make(model.parameters(), lr=1e-3)
+        sink = Collected()
+        watch = roundoff.watch(model, optimizer, every=2, sink=sink)
+        train(model, optimizer, 5)
+        assert watch.step == 5
+        sinks.append(sink)
+    plain, extended = sinks
+    assert [one.step for one in extended.samples] == [0, 2, 4]
+    for one, other in zip(plain.samples, extended.samples, strict=True):
+        assert torch.equal(one.sums, other.sums)  # type: ignore[arg-type]
+
+
+def test_after_a_step_that_failed_steps_are_counted_as_ever() -> None:
     model = model_of()
-    optimizer = SGD(model.parameters(), lr=1e-3)
+    optimizer = Extending(model.parameters(), lr=1e-3)
     sink = Collected()
-    roundoff.watch(model, optimizer, every=1, sink=sink)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 16, dtype=BF16)).square().mean()
-        loss.backward()
-        return loss.item()
-
-    with pytest.warns(UserWarning, match="closure"):
-        optimizer.step(closure)
-    with warnings.catch_warnings(record=True) as said_again:
-        optimizer.step(closure)
-    assert not said_again
-    assert len(sink.samples) == 2
-    assert_only_visible(sink)
+    watch = roundoff.watch(model, optimizer, every=1, sink=sink)
+    train(model, optimizer, 2)
+    optimizer.fail = True
+    with pytest.raises(ArithmeticError):
+        train(model, optimizer, 1)
+    optimizer.fail = False
+    train(model, optimizer, 2)
+    assert watch.step == 4
+    assert [one.step for one in sink.samples] == [0, 1, 2, 3]

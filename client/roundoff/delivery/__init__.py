@@ -6,3 +6,4 @@ from .masking import presentable as presentable
 from .notices import Notices as Notices
 from .pipeline import Pipeline as Pipeline
 from .sample import GroupSetting as GroupSetting, Sample as Sample, Sink as Sink
+from .tee import Tee as Tee

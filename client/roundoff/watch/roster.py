@@ -1,4 +1,4 @@
-"""Who is watched: every parameter of an optimizer, under the name that the model gives it."""
+"""Who is watched: every parameter of an optimizer, under the name that the user's model gives it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from roundoff.metrics.cures import FLOAT8
 from roundoff.wire import Layer
+
+from .wrappers import own_optimizer, own_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ def roster(model: nn.Module, optimizer: Optimizer) -> list[Member]:
 
     Raises ValueError if the optimizer has none in common with the model, or one without a name in it.
     """
-    names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
+    optimizer = own_optimizer(optimizer)
+    names: dict[Tensor, str] = {param: name for name, param in own_parameters(model)}
     found, unnamed = {}, []
     for number, group in enumerate(optimizer.param_groups):
         declared = group.get("strategy") or type(optimizer).__name__

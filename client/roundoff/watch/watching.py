@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,15 +22,19 @@ from roundoff.wire import Layer
 
 from .cadence import Automatic, Every, cadence
 from .canary import run_canary
+from .closures import Arguments, closure_of, followed_by, searches
 from .fallback import VISIBLE_ONLY
 from .history import History
 from .layers import Layers, Patterns
+from .nesting import is_nested
 from .outlook import Outlook, Schedule, outlook, schedules_of
 from .placement import replica_of_process
 from .preflight_checks import Warned, lines_of, preflight_members
 from .shadow import Shadow
 from .statistics import Meter
 from .taking import sample_of
+from .words import sampled_words
+from .wrappers import own_optimizer
 
 NEVER = 2**63
 """A step that no run reaches."""
@@ -107,6 +112,7 @@ class Watch:
             raise ValueError(f"headroom_every must be 1 or larger, got {headroom_every}")
         self._cadence = cadence(every)
         self._headroom_every = headroom_every
+        optimizer = own_optimizer(optimizer)
         self._self_measuring = _self_measuring(optimizer)
         self._sink = sink
         self._layers = Layers(model, optimizer, layers, replica_of_process() if replica is None else replica)
@@ -118,7 +124,8 @@ class Watch:
         self.step = _steps_taken(optimizer) if first_step is None else first_step
         """Number of the next optimizer step, counted from 0."""
         self._due = self._cadence.first(self.step) if self._layers.watched else NEVER
-        self._taken = 0
+        self._taken = self._nested = 0
+        self._inside = False
         self.history = History()
         self._meters: dict[Tensor, Meter] = {}
         self._settings: list[GroupSetting] = []
@@ -210,20 +217,49 @@ class Watch:
     ) -> None:
         self.detach()
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        if self._inside and is_nested(optimizer):
+            self._nested += 1
+            return None
+        self._inside, self._nested = True, 0
         if self.step < self._due:
-            return
+            return None
         try:
             self._settings = _settings(optimizer)
             self._meet(optimizer)
             if self._self_measuring is not None:
                 self._ask(self._self_measuring)
+            elif (
+                self._shadow is not None and closure_of(args, kwargs) is not None and not searches(optimizer)
+            ):
+                words = {param: sampled_words(one.part) for param, one in self._layers.watched.items()}
+                return followed_by(lambda: self._after_closure(optimizer, words), args, kwargs)
             elif self._shadow is not None:
                 self._shadow.before(args, kwargs, headroom=self._bins_too)
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             self._give_up(error)
+        return None
+
+    def _after_closure(self, optimizer: Optimizer, words: dict[Tensor, Tensor]) -> None:
+        """The gradients are there; so must be the weights, as they were before the step. Must not raise."""
+        try:
+            parts = {param: one.part for param, one in self._layers.watched.items() if param in words}
+            if any(not torch.equal(sampled_words(part), words[param]) for param, part in parts.items()):
+                self._say(
+                    f"{type(optimizer).__name__} moves weights before its closure: such steps are not measured"
+                )
+            elif self._shadow is not None:
+                self._shadow.before((optimizer,), {}, headroom=self._bins_too)
+        except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
+            self._give_up(error)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        if self._nested:
+            self._nested -= 1
+            return
+        self._inside = False
         step = self.step
         self.step = step + 1
         if step < self._due:
