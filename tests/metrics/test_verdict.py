@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roundoff.metrics import Totals, Track, judge, run_verdict
-from roundoff.metrics.sentences import name_some, percent
+from roundoff.metrics import Totals, Track, judge, name_some, percent, run_verdict
 from roundoff.metrics.verdict import STALL_EVIDENCE, WINDOW_SAMPLES
 
 

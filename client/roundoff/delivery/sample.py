@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,11 +18,12 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupSetting:
-    """Settings of one parameter group at a sampled step."""
+    """Settings of one parameter group at a sampled step; `beta2` is NaN for an optimizer without one."""
 
     group: int
     lr: float
     weight_decay: float
+    beta2: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """What is measured, every ratio derived from it, and the verdict. No torch in here."""
 
+from .advice import Advice as Advice, Observed as Observed, Option as Option, advise as advise
+from .causes import Cause as Cause, Causes as Causes, causes as causes
 from .cures import (
     BYTES_PER_PARAMETER as BYTES_PER_PARAMETER,
     Cure as Cure,
@@ -23,8 +25,7 @@ from .figures import (
 )
 from .sentences import (
     Verdict as Verdict,
-    name_some as name_some,
-    percent as percent,
+    layer_verdict as layer_verdict,
     run_state as run_state,
     run_verdict as run_verdict,
 )
@@ -38,13 +39,16 @@ from .sums import (
     SUMS as SUMS,
     Sums as Sums,
 )
+from .totals import Totals as Totals
 from .verdict import (
     STALL_EFFICIENCY as STALL_EFFICIENCY,
     STALL_EVIDENCE as STALL_EVIDENCE,
     STALL_LOST as STALL_LOST,
     WARMUP_STEPS as WARMUP_STEPS,
+    IdleReason as IdleReason,
     State as State,
-    Totals as Totals,
     Track as Track,
+    idle_reason as idle_reason,
     judge as judge,
 )
+from .words import name_some as name_some, percent as percent

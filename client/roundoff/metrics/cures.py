@@ -20,9 +20,11 @@ BYTES_PER_PARAMETER = {
 PAIRS = frozenset({"light", "kahan", "plus"})
 """Strategies that keep a weight in two 16-bit words."""
 
-
 FLOAT32 = frozenset({"float32", "fp32-master", "exact"})
 """Strategies under which a weight is a float32 number, whatever the forward pass reads."""
+
+MOMENT_WORD = frozenset({"none", "stochastic", "light", "kahan"})
+"""Strategies that keep the second moment in one 16-bit word."""
 
 FLOAT8 = "float8-"
 """What the strategy of layers with 8-bit weights begins with; no table of bytes here is theirs."""

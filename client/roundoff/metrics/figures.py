@@ -18,7 +18,8 @@ Figure = Any
 """float | None for numbers, a float64 array for columns."""
 
 
-def _ratio(numerator: Any, denominator: Any) -> Figure:
+def share(numerator: Any, denominator: Any) -> Figure:
+    """numerator / denominator; None, in columns NaN, where the denominator is 0."""
     if hasattr(denominator, "__array__"):
         import numpy as np
 
@@ -37,37 +38,37 @@ def _root(value: Any) -> Any:
 
 def lost_fraction(sums: Any) -> Figure:
     """lost / attempted: 0 nothing lost, 1 nothing stored. [Collage] §3.2, elementwise and pair-aware."""
-    return _ratio(sums.lost, sums.attempted)
+    return share(sums.lost, sums.attempted)
 
 
 def invisible_fraction(sums: Any) -> Figure:
     """invisible / attempted: share of the updates that the forward pass does not see yet. Never a fault."""
-    return _ratio(sums.invisible, sums.attempted)
+    return share(sums.invisible, sums.attempted)
 
 
 def edq(sums: Any) -> Figure:
     """Effective descent quality Σu·a / √Σu², in units of the update. [Collage] §3.2."""
-    return _ratio(sums.sum_ua, _root(sums.sum_uu))
+    return share(sums.sum_ua, _root(sums.sum_uu))
 
 
 def descent_efficiency(sums: Any) -> Figure:
     """Σu·a / Σu² = edq / ‖u‖: 1 everything arrived on balance, 0 stalled; rounding up can lift it above 1."""
-    return _ratio(sums.sum_ua, sums.sum_uu)
+    return share(sums.sum_ua, sums.sum_uu)
 
 
 def seen_efficiency(sums: Any) -> Figure:
     """Σu·s / Σu²: as `descent_efficiency`, for the word that the forward pass reads. Not an alarm."""
-    return _ratio(sums.sum_us, sums.sum_uu)
+    return share(sums.sum_us, sums.sum_uu)
 
 
 def imprecision(sums: Any) -> Figure:
     """unchanged / numel, what the released code of [Collage] logs; kept for comparison."""
-    return _ratio(sums.unchanged, sums.numel)
+    return share(sums.unchanged, sums.numel)
 
 
 def update_ratio(sums: Any) -> Figure:
     """√Σu² / √Σw²: size of the intended update relative to the weight."""
-    return _ratio(_root(sums.sum_uu), _root(sums.sum_ww))
+    return share(_root(sums.sum_uu), _root(sums.sum_ww))
 
 
 def update_norm(sums: Any) -> Figure:
@@ -77,12 +78,12 @@ def update_norm(sums: Any) -> Figure:
 
 def decay_lost_fraction(sums: Any) -> Figure:
     """decay_lost / decay_attempted: share of the weight decay that rounds away when added alone."""
-    return _ratio(sums.decay_lost, sums.decay_attempted)
+    return share(sums.decay_lost, sums.decay_attempted)
 
 
 def v_stuck_fraction(sums: Any) -> Figure:
     """v_stuck / v_attempted: share of the second moment that should have moved and did not."""
-    return _ratio(sums.v_stuck, sums.v_attempted)
+    return share(sums.v_stuck, sums.v_attempted)
 
 
 def effective_lr(sums: Any, lr: Any) -> Figure:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .bins import pair_loses, word_loses, word_stores
 from .sums import HEADROOM_LOW
 
 LOST_LEVELS = (0.1, 0.5, 0.9)
@@ -47,7 +48,7 @@ def lost_fraction_at(sums: Any, factor: float, storage: Storage = "word") -> flo
     if not total:
         return None
     shift = _shift(factor)
-    share = _word_loses if storage == "word" else _pair_loses
+    share = word_loses if storage == "word" else pair_loses
     return math.fsum(n * share(k + shift) for k, n in _bins(sums.headroom)) / total
 
 
@@ -60,7 +61,7 @@ def efficiency_at(sums: Any, factor: float) -> float | None:
     if not total:
         return None
     shift = _shift(factor)
-    return math.fsum(energy * _stored(k + shift) for k, energy in _bins(sums.headroom_energy)) / total
+    return math.fsum(energy * word_stores(k + shift) for k, energy in _bins(sums.headroom_energy)) / total
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,26 +145,3 @@ def _shift(factor: float) -> float:
 
 def _bins(numbers: Sequence[float]) -> Iterator[tuple[int, float]]:
     return ((index + HEADROOM_LOW, value) for index, value in enumerate(numbers) if value)
-
-
-def _word_loses(low: float) -> float:
-    """Share of updates from 2^low to 2^(low+1) resolutions, even in the logarithm, that are below one half."""
-    return min(1.0, max(0.0, -1.0 - low))
-
-
-def _pair_loses(low: float) -> float:
-    return 0.0 if low >= -2 else 1.0 - math.exp2(low + 2)
-
-
-def _stored(low: float) -> float:
-    """Σu·a / Σu² of updates from 2^low to 2^(low+1) resolutions, even in the logarithm."""
-    if low >= 8:
-        return 1.0
-    x, y = math.exp2(low), math.exp2(low + 1)
-    return (_rounded_area(y) - _rounded_area(x)) / ((y * y - x * x) / 2)
-
-
-def _rounded_area(x: float) -> float:
-    """∫₀ˣ round(t) dt."""
-    whole = math.floor(x + 0.5)
-    return whole * (whole - 1) / 2 + whole * (x - whole + 0.5)

@@ -13,8 +13,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .figures import descent_efficiency, lost_fraction
+from .totals import Totals
 
 State = Literal["healthy", "stalling", "idle", "broken"]
+
+IdleReason = Literal["lr", "gradient", "skipped", "updates"]
+"""Why a scope is idle: lr = 0, no gradient, a loss scaler skips its steps, or ‖u‖ far below its own median."""
 
 WARMUP_STEPS = 10
 """Optimizer steps at the start of a run that no verdict and no alert reads."""
@@ -35,49 +39,6 @@ WINDOW_SAMPLES = 5
 """Samples in one half of the window; a half grows beyond it until it holds enough evidence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """The sums that a verdict reads, added up over `samples` samples."""
-
-    samples: int = 0
-    numel: int = 0
-    zero_grad: int = 0
-    attempted: int = 0
-    lost: int = 0
-    nonfinite: int = 0
-    sum_uu: float = 0.0
-    sum_ua: float = 0.0
-    expected_roundings: float = 0.0
-
-    @classmethod
-    def of(cls, row: Any) -> Totals:
-        """One sample: anything with the attributes of a stored row (`sums.ROW`)."""
-        return cls(
-            1,
-            int(row.numel),
-            int(row.zero_grad),
-            int(row.attempted),
-            int(row.lost),
-            int(row.nonfinite),
-            float(row.sum_uu),
-            float(row.sum_ua),
-            float(row.expected_roundings),
-        )
-
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.samples + other.samples,
-            self.numel + other.numel,
-            self.zero_grad + other.zero_grad,
-            self.attempted + other.attempted,
-            self.lost + other.lost,
-            self.nonfinite + other.nonfinite,
-            self.sum_uu + other.sum_uu,
-            self.sum_ua + other.sum_ua,
-            self.expected_roundings + other.expected_roundings,
-        )
-
-
 def judge(window: Totals, *, lr: float | None = None, median_norm: float | None = None) -> State:
     """The verdict on one window of one scope.
 
@@ -86,18 +47,33 @@ def judge(window: Totals, *, lr: float | None = None, median_norm: float | None 
     """
     if window.nonfinite:
         return "broken"
-    no_gradient = window.numel > 0 and window.zero_grad >= window.numel
-    if lr == 0 or no_gradient or not window.attempted or not window.sum_uu or _is_quiet(window, median_norm):
+    if idle_reason(window, lr=lr, median_norm=median_norm) is not None:
         return "idle"
     lost, efficiency = lost_fraction(window), descent_efficiency(window)
     enough = window.expected_roundings >= STALL_EVIDENCE
     return "stalling" if enough and lost > STALL_LOST and efficiency < STALL_EFFICIENCY else "healthy"
 
 
-def _is_quiet(window: Totals, median_norm: float | None) -> bool:
-    if median_norm is None or not window.samples:
-        return False
-    return math.sqrt(window.sum_uu / window.samples) < IDLE_NORM * median_norm
+def idle_reason(
+    window: Totals, *, lr: float | None = None, median_norm: float | None = None
+) -> IdleReason | None:
+    """Why nothing worth speaking of is attempted in this window; None if something is. Arguments as of `judge`."""
+    if lr == 0:
+        return "lr"
+    if window.skipped and not window.attempted:
+        return "skipped"
+    no_gradient = window.numel > 0 and window.zero_grad >= window.numel
+    if no_gradient or not window.attempted or not window.sum_uu:
+        return "gradient"
+    share = quiet_share(window, median_norm)
+    return "updates" if share is not None and share < IDLE_NORM else None
+
+
+def quiet_share(window: Totals, median_norm: float | None) -> float | None:
+    """‖u‖ of this window's samples over the scope's own median since warm-up; None where either is unknown."""
+    if not median_norm or not window.samples:
+        return None
+    return math.sqrt(window.sum_uu / window.samples) / median_norm
 
 
 @dataclass(slots=True)
@@ -108,21 +84,23 @@ class Track:
     and `STALL_EVIDENCE` expected roundings: where evidence is plentiful the window spans 5 to 10 samples,
     where it is scarce it grows until it is enough. `norms` counts samples by floor(log2 ‖u‖): a median
     within a factor √2, in constant space. Samples in which nothing was attempted (no gradient) stay out of
-    the window; `quiet` counts how many of them came last.
+    the window; `quiet` counts how many of them came last, and `silent` adds them up.
     """
 
     previous: Totals = field(default_factory=Totals)
     current: Totals = field(default_factory=Totals)
     norms: dict[int, int] = field(default_factory=dict)
     quiet: int = 0
+    silent: Totals = field(default_factory=Totals)
 
     def add(self, row: Any) -> None:
         """Take one sample after the warm-up: anything with the attributes of a stored row (`sums.ROW`)."""
         totals = Totals.of(row)
         if not totals.attempted and not totals.nonfinite:
-            self.quiet += 1
+            self.quiet, self.silent = self.quiet + 1, self.silent + totals
             return
-        self.quiet = 0
+        if self.quiet:
+            self.quiet, self.silent = 0, Totals()
         if self.current.samples >= WINDOW_SAMPLES and self.current.expected_roundings >= STALL_EVIDENCE:
             self.previous, self.current = self.current, Totals()
         self.current = self.current + totals
@@ -154,12 +132,27 @@ class Track:
             return None
         return judge(self.window, lr=lr, median_norm=self.median_norm)
 
+    def idle_reason(self, lr: float | None = None) -> IdleReason | None:
+        """Why the verdict now is *idle*; None if it is another one."""
+        if self.state(lr) != "idle":
+            return None
+        if self.quiet >= WINDOW_SAMPLES:
+            # Of a track that was stored before `silent` was kept, nothing more is known.
+            return idle_reason(self.silent, lr=lr) or "gradient"
+        return idle_reason(self.window, lr=lr, median_norm=self.median_norm)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON data, for storage."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Track:
-        """The inverse of `to_dict`, also after a trip through JSON, which makes strings of the keys."""
+        """The inverse of `to_dict`, also after a trip through JSON, which makes strings of the keys.
+
+        What an earlier version did not store yet is 0.
+        """
         norms = {int(exponent): int(count) for exponent, count in data["norms"].items()}
-        return cls(Totals(**data["previous"]), Totals(**data["current"]), norms, int(data.get("quiet", 0)))
+        previous, current, silent = (
+            Totals.from_dict(data.get(name, {})) for name in ("previous", "current", "silent")
+        )
+        return cls(previous, current, norms, int(data.get("quiet", 0)), silent)

@@ -19,7 +19,15 @@ from .roster import Member, roster
 from .shards import local
 
 Kind = Literal[
-    "uncompensated", "second-moment", "decay", "eps", "small-steps", "at-one", "counter", "narrow-state"
+    "uncompensated",
+    "second-moment",
+    "decay",
+    "eps",
+    "small-steps",
+    "at-one",
+    "counter",
+    "narrow-state",
+    "loaded-state",
 ]
 
 SIXTEEN = (torch.bfloat16, torch.float16)

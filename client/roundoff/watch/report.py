@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roundoff.metrics import descent_efficiency, lost_fraction, percent
+from roundoff.metrics import Advice, descent_efficiency, lost_fraction, percent
+from roundoff.metrics.counsel import HEADER, paragraphs, rows
 
 from .history import History
 
@@ -31,6 +32,23 @@ def print_report(history: History, console: Console | None = None) -> None:
     hidden = len(history.names) - SHOWN_LAYERS
     if hidden > 0:
         console.print(Text(f"and {hidden} more layers, none of them worse", style="dim"))
+    if verdict.state == "stalling" and (advice := history.advice()) is not None:
+        print_advice(advice, console)
+
+
+def print_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print what every strategy would have lost of the same updates, and what follows."""
+    console = console or Console(stderr=True)
+    table = Table(title="the same updates, stored otherwise", title_justify="left", box=None, pad_edge=False)
+    for column in HEADER:
+        table.add_column(column, justify="right" if column not in (HEADER[0], HEADER[-1]) else "left")
+    for row, option in zip(rows(advice), advice.options, strict=True):
+        style = "bold green" if option.strategy == advice.recommended else "" if option.holds else "dim"
+        table.add_row(*(Text(cell, style=style) for cell in row))
+    console.print()
+    console.print(table)
+    for paragraph in paragraphs(advice):
+        console.print(Text(paragraph))
 
 
 def _table(history: History) -> Table:

@@ -15,17 +15,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from roundoff.delivery.notices import logger
 from roundoff.delivery.sample import GroupSetting, Sink
-from roundoff.metrics import Verdict
+from roundoff.metrics import Advice, Verdict
 from roundoff.metrics.forecast import LOST_LEVELS
 from roundoff.telling import warn
 from roundoff.wire import Layer
 
+from .advisor import advise
 from .cadence import Automatic, Every, cadence
 from .canary import run_canary
 from .closures import Arguments, closure_of, followed_by, searches
 from .fallback import VISIBLE_ONLY
 from .history import History
 from .layers import Layers, Patterns
+from .loading import notice_loads
 from .nesting import is_nested
 from .outlook import Outlook, Schedule, outlook, schedules_of
 from .placement import replica_of_process
@@ -139,6 +141,8 @@ class Watch:
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
+        if self._self_measuring is None:  # ours gives back every tensor as it was
+            self._hooks += notice_loads(optimizer, self._layers.names, lambda found: self._say(found.text))
 
     @property
     def layers(self) -> list[Layer]:
@@ -170,6 +174,10 @@ class Watch:
         groups = sorted({layer.group for layer in self.layers})
         schedules = schedules_of(schedule, groups, self.step, steps)
         return outlook(self.history.newest, self.layers, schedules, levels)
+
+    def advise(self) -> Advice:
+        """What every strategy would have lost of the same updates, and the cheapest that holds: `advisor.advise`."""
+        return advise(self.history)
 
     def report(self) -> None:
         """Print the verdict table now."""
@@ -322,6 +330,7 @@ class Watch:
             param: VISIBLE_ONLY if shadow.why(param) is not None else "" for param in self._layers.watched
         }
         changed = self._layers.mark(marks)
+        self.history.declare_again(changed)
         if changed and self._sink is not None:
             self._sink.declare(changed)
 
@@ -371,7 +380,12 @@ def _steps_taken(optimizer: Optimizer) -> int:
 
 def _settings(optimizer: Optimizer) -> list[GroupSetting]:
     return [
-        GroupSetting(number, _number(group.get("lr")), _number(group.get("weight_decay", 0.0)))
+        GroupSetting(
+            number,
+            _number(group.get("lr")),
+            _number(group.get("weight_decay", 0.0)),
+            _number((group.get("betas") or (None, None))[1]),
+        )
         for number, group in enumerate(optimizer.param_groups)
     ]
 

@@ -10,21 +10,18 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from roundoff.metrics import WARMUP_STEPS, Totals, Track, cure
+from roundoff.metrics import COUNTS, WARMUP_STEPS, Track, cure
 
 from ..database.upsert import replacing
 from ..models import MODEL, AlertRow, Attempt, GroupSample, LayerRow, LayerSample, ModelSample, Run, Scope
 from .stagnation import RULE, Watched, headline
-
-COUNTED = 5
-"""Columns of `Evidence` that are counts; the rest are sums."""
 
 NAMED = 50
 """Worst layers that an alert keeps by name; it counts them all."""
 
 
 class Evidence(NamedTuple):
-    """The columns that a verdict reads, ranks summed."""
+    """The columns that a verdict and its causes read, ranks summed."""
 
     numel: int
     zero_grad: int
@@ -34,6 +31,15 @@ class Evidence(NamedTuple):
     sum_uu: float
     sum_ua: float
     expected_roundings: float
+    invisible: int
+    underflowed: int
+    decay_attempted: int
+    decay_lost: int
+    v_attempted: int
+    v_stuck: int
+    v_stuck_high: int
+    v_underflowed: int
+    skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,28 +269,32 @@ def _samples(session: Session, run: Run, span: Span, low: int) -> Iterable[tuple
 
 
 def _evidence(values: list[Any]) -> Evidence:
-    counts, sums = values[:COUNTED], values[COUNTED:]
-    return Evidence(*map(int, counts), *(math.nan if value is None else float(value) for value in sums))
+    return Evidence._make(
+        int(value) if name in COUNTS else math.nan if value is None else float(value)
+        for name, value in zip(Evidence._fields, values, strict=True)
+    )
 
 
 def _watched(row: Any) -> Watched:
     return Watched(
-        row.layer, _track(row.track), row.last_step, row.health, row.streak, row.since_step, bool(row.firing)
+        row.layer,
+        track_of(row.track),
+        row.last_step,
+        row.health,
+        row.streak,
+        row.since_step,
+        bool(row.firing),
     )
 
 
-def _track(data: dict[str, Any]) -> Track:
+def track_of(data: dict[str, Any]) -> Track:
     """A stored track; non-finite sums lie in JSON as strings."""
-    halves = {
+    totals = {
         name: {key: float(value) if isinstance(value, str) else value for key, value in data[name].items()}
-        for name in ("previous", "current")
+        for name in ("previous", "current", "silent")
+        if name in data  # an earlier version kept the first two
     }
-    return Track.from_dict(data | halves)
-
-
-def window_of(data: dict[str, Any]) -> Totals:
-    """The window of a stored track."""
-    return _track(data).window
+    return Track.from_dict(data | totals)
 
 
 def _stored(run: int, scope: Watched) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from roundoff.metrics import (
     State,
     Totals,
+    Track,
     descent_efficiency,
     effective_lr,
     lost_fraction,
@@ -22,7 +23,7 @@ from roundoff.metrics import (
 from roundoff.wire import LayerHealth, RunState, RunSummary
 
 from ..models import MODEL, AlertRow, Attempt, LayerRow, Run, Scope, Writer
-from .alerts import window_of
+from .alerts import track_of
 from .runs import page
 from .series import float_of
 
@@ -64,14 +65,21 @@ class _Hurt:
     count: int
     worst: list[LayerHealth]
     since: int | None
+    tracks: list[dict[str, Any]]
+    """As stored, of the worst of them."""
 
     @property
     def names(self) -> list[str]:
         """As many entries as there are layers; only the worst have their name."""
         return [layer.name for layer in self.worst] + [""] * (self.count - len(self.worst))
 
+    @property
+    def window(self) -> Totals:
+        """The sums over the windows of the worst of them."""
+        return sum((track_of(track).window for track in self.tracks), Totals())
 
-NOTHING = _Hurt(0, [], None)
+
+NOTHING = _Hurt(0, [], None, [])
 
 
 def summaries(session: Session, runs: Sequence[Run], now: float) -> list[RunSummary]:
@@ -122,9 +130,20 @@ def _summary(
     run: Run, now: float, model: Scope | None, stalling: _Hurt, broken: _Hurt, counted: dict[str, Any]
 ) -> RunSummary:
     health: State | None = model.health if model else None  # type: ignore[assignment]
-    window = window_of(model.track) if model else Totals()
+    track = track_of(model.track) if model else Track()
+    window = track.window
     since = [model.since_step] if model and model.health == "stalling" else [stalling.since]
-    verdict = run_verdict(health, window, stalling.names, broken.names, counted["layers"], since[0])
+    verdict = run_verdict(
+        health,
+        window,
+        stalling.names,
+        broken.names,
+        counted["layers"],
+        since[0],
+        hurt=None if health == "stalling" else stalling.window,
+        reason=track.idle_reason(run.lr),
+        lr=run.lr,
+    )
     return RunSummary(
         id=run.id,
         project=run.project,
@@ -201,6 +220,7 @@ def _hurt(session: Session, keys: list[int]) -> dict[tuple[int, str], _Hurt]:
     )
     found: dict[tuple[int, str], _Hurt] = {}
     for count, since, layer, scope in session.execute(query):
-        group = found.setdefault((scope.run, str(scope.health)), _Hurt(count, [], since))
+        group = found.setdefault((scope.run, str(scope.health)), _Hurt(count, [], since, []))
+        group.tracks.append(scope.track)
         group.worst.append(layer_health(layer, scope))
     return found
