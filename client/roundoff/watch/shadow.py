@@ -19,9 +19,10 @@ from roundoff.metrics import name_some
 
 from .clone import Cloner, Path, Refused, Twin, tensor_at
 from .fallback import KEEP, Turns, measure_visible
+from .outcome import Outcome, measure_outcome, measure_replay
 from .parts import Parts
 from .recognise import Second
-from .replaying import Outcome, Replayed, Replayer, cuda_devices, measure_outcome, measure_replay
+from .replaying import Replayed, Replayer, cuda_devices
 from .soundness import explains, numbers_of, sampled_step, together
 from .statistics import Meter
 from .terms import decay_rate, does_nothing
