@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ._version import __version__
-from .delivery import Delivery, Identity, Notices, Pipeline, identify, presentable
+from .delivery import Delivery, Identity, Notices, Pipeline, Sink, Tee, identify, presentable
 from .delivery.batches import End
 from .delivery.pipeline import BAD_VALUE
 from .delivery.records import Scalar
@@ -137,12 +137,14 @@ class Run:
         optimizer: torch.optim.Optimizer,
         *,
         every: Every = "auto",
+        mirror: Sink | None = None,
         **options: Any,
     ) -> Watch | None:
         """Measure steps of `optimizer`, every `every`-th or as many as a run of any length needs, and send them.
 
-        `every` and `options` are those of `roundoff.watch`. A watch that cannot be made is a warning that says why, and
-        None is returned; so it is when the run is disabled.
+        `every` and `options` are those of `roundoff.watch`; `mirror` is given all samples as well
+        (`roundoff.integrations.mirror` makes some for other trackers). A watch that cannot be made is a warning that
+        says why, and None is returned; so it is when the run is disabled.
         """
         if self._pipeline is None or self._over:
             return None
@@ -155,7 +157,8 @@ class Run:
         try:
             from .watch import watch
 
-            self._watch = watch(model, optimizer, every=every, sink=_RunSink(self), **options)
+            sink: Sink = _RunSink(self) if mirror is None else Tee(_RunSink(self), mirror)
+            self._watch = watch(model, optimizer, every=every, sink=sink, **options)
         except Exception as error:  # noqa: BLE001 - a mistake here must not end a training
             self._notices.warn(f"the optimizer is not watched: {error}")
         return self._watch

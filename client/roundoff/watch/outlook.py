@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from roundoff.delivery.sample import Sample
 from roundoff.metrics import HEADROOM_BINS, Sums
-from roundoff.metrics.cures import FLOAT32, PAIRS
+from roundoff.metrics.cures import FLOAT8, FLOAT32, PAIRS, unmarked
 from roundoff.metrics.forecast import LOST_LEVELS, Crossing, Part, Storage, crossings
 from roundoff.wire import Layer
 
@@ -82,9 +82,14 @@ def schedules_of(
 
 def _storage(layer: Layer) -> Storage | None:
     """How what is stored of it rounds; None where nothing is lost that a learning rate would change."""
-    if layer.strategy in FLOAT32 or layer.strategy == "stochastic":
+    strategy = unmarked(layer.strategy)
+    if strategy.startswith(
+        FLOAT8
+    ):  # several words of 8 bit end at the range of the format, at no learning rate
+        return "word" if strategy == f"{FLOAT8}none" else None
+    if strategy in FLOAT32 or strategy == "stochastic":
         return None
-    return "pair" if layer.strategy in PAIRS else "word"
+    return "pair" if strategy in PAIRS else "word"
 
 
 def _sentence(name: str, found: Sequence[Crossing]) -> str:
