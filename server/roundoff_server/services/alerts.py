@@ -86,8 +86,8 @@ class Evaluation:
 
     def _is_judged(self, layer: int) -> bool:
         """Whether anything is known of what was attempted there; in the model, of any layer."""
-        asked = self.layers.values() if layer == MODEL else [self.layers[layer]]
-        return any(is_judged(one.strategy) for one in asked)
+        asked = list(self.layers.values()) if layer == MODEL else [self.layers[layer]]
+        return not asked or any(is_judged(one.strategy) for one in asked)
 
     def _open(self, step: int) -> AlertRow:
         affected = [s for s in self.scopes.values() if s.firing or s.pending]
