@@ -178,3 +178,52 @@ def test_muon_and_adafactor_step_more_than_rows() -> None:
                 optimizer.step()
             assert not watch.layers[0].strategy.startswith("sampled-")
         assert len(sink.samples) >= 2
+
+
+def test_advice_and_forecast_from_rows_are_those_from_all_of_them() -> None:
+    told = []
+    for budget in (None, 1000):
+        torch.manual_seed(1)
+        model = Rowwise()
+        optimizer = AdamW(model.parameters(), lr=1e-3)
+        with roundoff.watch(
+            model, optimizer, every=1, headroom_every=1, budget=budget, sink=Collected()
+        ) as watch:
+            for _ in range(20):
+                model.weight.grad = torch.randn(64).repeat(120, 1).to(BF16)
+                model.gain.grad = torch.randn(8).to(BF16)
+                optimizer.step()
+            told.append(
+                (watch.advise(), watch.forecast({20: 1e-3, 30: 1e-4, 40: 1e-6}), watch.verdict().state)
+            )
+    (advice, ahead, state), (estimated, ahead_too, state_too) = told
+    assert advice.used == estimated.used == ("AdamW",)
+    assert advice.layers.keys() == estimated.layers.keys()
+    for ours, theirs in zip(advice.options, estimated.options, strict=True):
+        assert (ours.strategy, ours.against, ours.holds) == (theirs.strategy, theirs.against, theirs.holds)
+        assert ours.lost_fraction == pytest.approx(theirs.lost_fraction, rel=1e-6)
+    assert (str(ahead), state) == (str(ahead_too), state_too)
+
+
+def test_there_is_no_advice_on_what_is_only_visible() -> None:
+    model = nn.Linear(16, 16).to(BF16)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-2, max_iter=2)
+    sink = Collected()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(torch.ones(4, 16, dtype=BF16)).square().mean()
+        loss.backward()
+        return loss
+
+    with roundoff.watch(model, optimizer, every=1, headroom_every=1, sink=sink) as watch:
+        with pytest.warns(UserWarning, match="only the visible change"):
+            optimizer.step(closure)
+        for _ in range(14):
+            optimizer.step(closure)
+        assert {layer.strategy for layer in watch.layers} == {"visible-LBFGS"}
+        assert watch.history.observed() == []
+        with pytest.raises(ValueError, match="nothing to compare"):
+            watch.advise()
+        assert watch.verdict().state is None
+        watch.report()

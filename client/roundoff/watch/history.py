@@ -164,7 +164,7 @@ class History:
     ) -> Observed:
         return Observed(
             layer.name,
-            unmarked(layer.strategy),
+            layer.strategy,
             layer.dtype,
             totals,
             counts,

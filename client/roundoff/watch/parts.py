@@ -62,8 +62,8 @@ class Parts:
                 own["state"][key] = kept
 
     def part(self, param: Tensor) -> Tensor:
-        """The part of a parameter that is measured here: the same tensor, in the same memory, each time; of a part it is
-        that part."""
+        """The part of a parameter that is measured here: the same tensor, in the same memory, each time; of a part,
+        that part itself."""
         if param in self._wholes and self._wholes[param] is not param:
             return param
         if param not in self._parts:
