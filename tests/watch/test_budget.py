@@ -17,8 +17,8 @@ import roundoff
 from roundoff.metrics import COUNTS, EVIDENCE, HEADROOM_BINS, ROW
 from roundoff.watch.rows import Rows
 
-BUDGET = 6000
-"""Of 33,664 bytes that `model_of` has: its two matrices have 16,384 each, its vectors 128 to 256."""
+BUDGET = 16 * 2552
+"""A matrix of `model_of` has 16,384 bytes, and each is left 2,552; its vectors have 128 to 256."""
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of torch.compile
 LOST, ATTEMPTED, NUMEL = (ROW.index(name) for name in ("lost", "attempted", "numel"))
 
@@ -56,7 +56,7 @@ def stepped(
 @pytest.mark.parametrize("name", EQUAL_ROWS)
 def test_rows_that_stand_for_all_give_the_figures_of_all(name: str) -> None:
     whole, trained = stepped(EQUAL_ROWS[name], None)
-    some, also_trained = stepped(EQUAL_ROWS[name], 1000)
+    some, also_trained = stepped(EQUAL_ROWS[name], 16 * 984)
     assert torch.equal(trained.weight, also_trained.weight)
     strategies = [(layer.name, layer.strategy) for layer in some.layers]
     assert strategies[-1] == ("weight", f"sampled-{name.split()[0]}"), "declared again, marked"
@@ -66,7 +66,7 @@ def test_rows_that_stand_for_all_give_the_figures_of_all(name: str) -> None:
         assert torch.equal(estimate[:, : len(COUNTS)], full[:, : len(COUNTS)]), "rows stand for all of them"
         sums = slice(len(COUNTS), evidence)
         torch.testing.assert_close(estimate[:, sums], full[:, sums], rtol=1e-6, atol=0)
-        # 15,360 bytes cut to 1000 - 16: every 17th of 120 rows, 8 of them. What was seen is not scaled up.
+        # 15,360 bytes cut to 984: every 17th of 120 rows, 8 of them. What was seen is not scaled up.
         torch.testing.assert_close(estimate[0, evidence], full[0, evidence] * 8 / 120)
         torch.testing.assert_close(estimate[1], full[1])
         bins, full_bins = torch.as_tensor(few_rows.headroom), torch.as_tensor(all_rows.headroom)
@@ -134,12 +134,15 @@ def test_what_looks_at_whole_tensors_is_measured_whole(name: str) -> None:
 def test_the_budget_is_shared_out() -> None:
     sizes = [10, 20, 400, 4000]
     held = {size: torch.empty(size, dtype=torch.int8) for size in sizes}
-    rows = Rows(sizes, 230)
-    # 230 - 10 - 20 leaves 100 for each of the others.
-    assert [rows.every(t, t) for t in held.values()] == [1, 1, 5, 41]
+    rows = Rows(sizes, 2010)
+    # 2010 - 10 - 20 - 400 leaves 1580 for the last, which may take a sixteenth of all: 125.
+    assert [rows.every(t, t) for t in held.values()] == [1, 1, 5, 33]
+    # With thirty more like it each of the large ones is left 1980 / 32 = 61.
+    many = Rows([*sizes, *[4000] * 30], 2010)
+    assert [many.every(t, t) for t in held.values()] == [1, 1, 7, 67]
     rows.keep(held[4000])
     assert rows.every(held[4000], held[4000]) == 1
-    everything = Rows(sizes, 4430)
+    everything = Rows(sizes, 16 * 4000)
     assert all(everything.every(t, t) == 1 for t in held.values())
     assert all(Rows(sizes, None).every(t, t) == 1 for t in held.values())
     wide, scalar = torch.empty(2, 4000, dtype=torch.int8), torch.empty((), dtype=torch.float64)
@@ -151,7 +154,7 @@ def test_a_parameter_whose_gradient_turns_sparse_is_measured_whole() -> None:
     model = nn.Embedding(64, 32, sparse=True).to(BF16)
     optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=1e-2)
     sink = Collected()
-    with roundoff.watch(model, optimizer, every=1, budget=512, sink=sink) as watch:
+    with roundoff.watch(model, optimizer, every=1, budget=16 * 512, sink=sink) as watch:
         for said in (True, False, False):
             model(torch.arange(8)).square().sum().backward()
             with pytest.warns(UserWarning, match="only dense gradients") if said else nullcontext():
@@ -172,7 +175,7 @@ def test_muon_and_adafactor_step_more_than_rows() -> None:
         sink = Collected()
         model = nn.Linear(64, 64, bias=False).to(BF16)
         optimizer = make(model.parameters())
-        with roundoff.watch(model, optimizer, every=1, budget=1000, sink=sink) as watch:
+        with roundoff.watch(model, optimizer, every=1, budget=16 * 1000, sink=sink) as watch:
             for _ in range(3):
                 model(torch.randn(8, 64, dtype=BF16)).square().mean().backward()
                 optimizer.step()
@@ -182,7 +185,7 @@ def test_muon_and_adafactor_step_more_than_rows() -> None:
 
 def test_advice_and_forecast_from_rows_are_those_from_all_of_them() -> None:
     told = []
-    for budget in (None, 1000):
+    for budget in (None, 16 * 1000):
         torch.manual_seed(1)
         model = Rowwise()
         optimizer = AdamW(model.parameters(), lr=1e-3)

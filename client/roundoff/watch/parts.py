@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Parts:
         self._groups: list[dict[str, Any]] = []
         self.optimizer = optimizer
         """Steps the parts; to be looked at after `refresh`, and never to be stepped itself."""
-        if budget is not None or any(is_sharded(param) for param in self._params()):
+        if any(self.part(param) is not param for param in self._params()):
             self.optimizer = object.__new__(type(optimizer))
             self.refresh()
 
@@ -46,7 +47,7 @@ class Parts:
             return
         own = vars(self.optimizer)
         own.clear()
-        own.update(vars(self._whole))
+        own.update({name: self._bound(value) for name, value in vars(self._whole).items()})
         own["param_groups"] = self._groups
         self._groups += [{} for _ in self._whole.param_groups[len(self._groups) :]]
         del self._groups[len(self._whole.param_groups) :]
@@ -97,6 +98,11 @@ class Parts:
     def names(self, names: Mapping[Tensor, str]) -> Mapping[Tensor, str]:
         """Names by part, for names by parameter that may still grow."""
         return _Names(self, names)
+
+    def _bound(self, value: Any) -> Any:
+        """A method that the optimizer keeps of itself would step the optimizer."""
+        own = isinstance(value, MethodType) and value.__self__ is self._whole
+        return MethodType(value.__func__, self.optimizer) if own else value
 
     def _params(self) -> Iterable[Tensor]:
         return (param for group in self._whole.param_groups for param in group["params"])

@@ -6,6 +6,12 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+BUDGET = 1 << 30
+"""Bytes of words that a sampled step looks at, unless told otherwise."""
+
+OF_ONE = 16
+"""One tensor takes at most this part of a budget: stepping it on copies needs some thirty times its words in memory."""
+
 
 class Rows:
     """Every how many rows of a tensor one is measured, so that all tensors together stay within `budget` bytes.
@@ -15,7 +21,7 @@ class Rows:
     """
 
     def __init__(self, sizes: Iterable[int], budget: int | None) -> None:
-        self._most = None if budget is None else _level(sorted(sizes), budget)
+        self._most = None if budget is None else min(_level(sorted(sizes), budget), budget // OF_ONE)
         self._whole: set[Tensor] = set()
 
     def every(self, param: Tensor, held: Tensor) -> int:

@@ -32,6 +32,7 @@ from .nesting import is_nested
 from .outlook import Outlook, Schedule, outlook, schedules_of
 from .placement import replica_of_process
 from .preflight_checks import Warned, lines_of, preflight_members
+from .rows import BUDGET
 from .shadow import Shadow
 from .statistics import Meter
 from .taking import sample_of
@@ -54,7 +55,7 @@ def watch(
     headroom_every: int = HEADROOM_EVERY,
     first_step: int | None = None,
     replica: int | None = None,
-    budget: int | None = None,
+    budget: int | None = BUDGET,
     sink: Sink | None = None,
 ) -> Watch:
     """Watch an optimizer: measure some of its steps, per parameter tensor.
@@ -73,10 +74,11 @@ def watch(
         replica: this process's number among those that hold the same weights; only number 0 measures them. None: the
             rank in the job. Shards (DTensor) say themselves who holds what. With model parallelism by plain tensors,
             where every rank holds others, pass 0 on all of them.
-        budget: bytes of weights that a sampled step looks at, at most; None: all. Of tensors that are larger than their
-            share every n-th row is measured, always the same ones, and the figures are estimates for the whole
-            (`sampled-` before the layer's strategy says so). Where an optimizer's rows depend on one another, and with
-            `CollageAdamW`, which measures as it goes, all rows are measured whatever it says.
+        budget: bytes of weights that a sampled step looks at, at most, and a sixteenth of it of one tensor; None: all
+            of them. Of tensors that are larger than their share every n-th row is measured, always the same ones, and
+            the figures are estimates for the whole (`sampled-` before the layer's strategy says so). Where an
+            optimizer's rows depend on one another, and with `CollageAdamW`, which measures as it goes, all rows are
+            measured whatever it says.
         sink: where samples go. Without one a verdict table is printed when the program ends.
 
     What a look at dtypes, settings and weights tells before the first step (`roundoff.watch.preflight`) is said in
