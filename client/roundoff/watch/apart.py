@@ -1,4 +1,4 @@
-"""Whether a class does with some rows of a tensor alone what it does with them among all the others."""
+"""Whether a class does with some rows of a tensor alone what it does with them among others."""
 
 from __future__ import annotations
 
@@ -9,36 +9,46 @@ from torch.optim import Optimizer
 from .clone import Cloner
 from .parts import Parts
 from .replaying import Replayer, cuda_devices
+from .rows import OF_ONE
+
+FEWER = 3
+"""Of the measured rows one in so many is stepped alone."""
 
 MOST = 1e-3
-"""Share of the norm of the rows' update by which it may differ: it is then as good an estimate as any."""
+"""Share of the norm of their update by which it may differ: it is then as good an estimate as any."""
 
 
 class Apart:
-    """Steps a copy of one whole tensor for every kind of parameter that is to be measured by rows, once."""
+    """Steps a copy of fewer rows still, once for every kind of parameter of which some rows are measured.
+
+    Not a copy of all rows: those are what there may be no room for.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._whole = Parts(optimizer)
-        self._replayer = Replayer(self._whole.optimizer)
+        self._optimizer = optimizer
         self._known: dict[tuple[object, ...], bool] = {}
 
-    def holds(self, parts: Parts, group: int, index: int, u: Tensor) -> bool:
-        """Whether `u`, intended for the rows in `parts` alone, is what all rows together intend for them.
+    def holds(self, group: int, index: int, u: Tensor) -> bool:
+        """Whether `u`, the intended update of the measured rows, is for some of them what these intend alone.
 
-        Group and index are those of the parameter in the optimizer. Waits for the device where a kind is new. Raises
-        Refused where all rows cannot be stepped on a copy.
+        Group and index are those of the parameter in the optimizer, which holds measured rows only. Waits for the
+        device where a kind is new. Raises Refused where fewer rows cannot be stepped on a copy.
         """
-        self._whole.refresh()
-        there = self._whole.optimizer.param_groups[group]
-        param = there["params"][index]
+        param = self._optimizer.param_groups[group]["params"][index]
         kind = (group, param.dtype, param.shape)
         if kind not in self._known:
-            with torch.random.fork_rng(devices=cuda_devices([param])):
-                cloner = Cloner(self._whole.optimizer)
-                real = self._replayer.real(cloner, there, index)
-                real.second = self._replayer.second(there, index, real.after)
-                among, _ = self._replayer.intended(cloner, there, index, real)
-            rows = parts.cut(among, self._whole.whole(param)).to(torch.float64)
-            difference = (rows - u.to(torch.float64)).norm()
-            self._known[kind] = bool(difference <= MOST * rows.norm())
+            self._known[kind] = self._same(param, group, index, u)
         return self._known[kind]
+
+    def _same(self, param: Tensor, group: int, index: int, u: Tensor) -> bool:
+        fewer = Parts(self._optimizer, OF_ONE * (param.numel() * param.element_size() // FEWER))
+        if fewer.part(param) is param:
+            return False
+        there = fewer.optimizer.param_groups[group]
+        with torch.random.fork_rng(devices=cuda_devices([param])):
+            cloner, replayer = Cloner(fewer.optimizer), Replayer(fewer.optimizer)
+            real = replayer.real(cloner, there, index)
+            real.second = replayer.second(there, index, real.after)
+            alone, _ = replayer.intended(cloner, there, index, real)
+        among = fewer.cut(u, param).to(torch.float64)
+        return bool((among - alone.to(torch.float64)).norm() <= MOST * among.norm())

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .clone import Cloner, Path, Refused, Twin, tensor_at, without_compiling
+from .parts import Parts
 from .peculiar import joined, wide_settings
 from .recognise import Second, candidates, has_integers, recognise
+from .rows import OF_ONE
 from .soundness import agrees, alike
 from .terms import does_nothing, follows_squares, moment_of, unscaled
 from .words import sampled_words
@@ -25,6 +27,8 @@ OTHERWISE = "what it does in wider numbers is something else than what it does i
 DOUBTS = 2
 """So many times a recognised second word may turn out not to be one before none is looked for any more."""
 
+LOOKED_AT = 1 << 16
+"""Elements that tell whether a class keeps a second word."""
 
 TRIES = 20
 """Samples at which a second word is looked for where an integer might be one: in a warm-up from a learning rate of 0
@@ -74,7 +78,8 @@ class Replayer:
             if next(candidates(after.param, after.state), None) is None:
                 return None
             with _forked(param):
-                found = recognise(param, after.state, _Stepper(after, param.grad))
+                stepper = _Stepper.of(after, param.grad)
+                found = recognise(stepper.param, stepper.state, stepper)
             tries = self._tries[signature] = self._tries.get(signature, 0) + 1
             if found is None and tries < TRIES and has_integers(param, after.state):
                 return None
@@ -194,12 +199,32 @@ class Replayer:
 
 
 class _Stepper:
-    """Steps made-up words from where a stepped copy stands, with the same gradient and random numbers each time."""
+    """Steps made-up words from where a stepped copy stands, with the same gradient and random numbers each time.
 
-    def __init__(self, after: Twin, grad: Tensor | None) -> None:
-        self._cloner = Cloner(after.optimizer)
-        self._group = after.optimizer.param_groups[0]
-        self._grad = grad
+    Of a large tensor it steps some rows; all of them where the class cannot step those alone.
+    """
+
+    def __init__(self, after: Twin, grad: Tensor | None, *, most: int | None = LOOKED_AT) -> None:
+        budget = None if most is None else OF_ONE * most * after.param.element_size()
+        parts = Parts(after.optimizer, budget)
+        self._cloner = Cloner(parts.optimizer)
+        self._group = parts.optimizer.param_groups[0]
+        self._grad = None if grad is None else parts.cut(grad, after.param)
+        self.param: Tensor = self._group["params"][0]
+        """Where the made-up words are put: of the shape, dtype and device that they must have."""
+        self.state: Mapping[Any, Any] = parts.optimizer.state.get(self.param) or {}
+
+    @classmethod
+    def of(cls, after: Twin, grad: Tensor | None) -> _Stepper:
+        """Of some rows if they can be stepped alone."""
+        some = cls(after, grad)
+        if some.param.shape == after.param.shape:
+            return some
+        try:
+            some(some.param.detach(), {})
+        except Exception:  # noqa: BLE001 (a class that looks at all rows may fail in any way)
+            return cls(after, grad, most=None)
+        return some
 
     def __call__(
         self, words: Tensor, replaced: Mapping[Path, Tensor | None]

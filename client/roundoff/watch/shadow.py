@@ -81,8 +81,8 @@ class Shadow:
         budget: int | None = None,
     ) -> None:
         self._parts = Parts(optimizer, budget)
-        self._apart = None if budget is None else Apart(optimizer)
         self._optimizer = self._parts.optimizer
+        self._apart = Apart(self._optimizer)
         self._names = self._parts.names(names)
         self._say = say
         self._replayer = Replayer(self._optimizer)
@@ -237,10 +237,10 @@ class Shadow:
         self._pending[param] = one
 
     def _check_rows(self, place: Place, u: Tensor, meter: Meter) -> None:
-        if self._apart is None or meter.share == 1:
+        if meter.share == 1:
             return
         number = next(n for n, one in enumerate(self._optimizer.param_groups) if one is place[0])
-        if not self._apart.holds(self._parts, number, place[1], u):
+        if not self._apart.holds(number, place[1], u):
             raise Refused("what its class does with a row depends on the others")
 
     def _widened(self, param: Tensor) -> bool:
