@@ -284,9 +284,9 @@ class Shadow:
             measure_visible(one.meter, kept.word, param)
             return
         before = _state_with(one.second, kept.second)
-        outcome = Outcome(kept.word, before, param, self._optimizer.state.get(param, {}))
+        after = self._optimizer.state.get(param, {})
         decay = decay_rate(self._optimizer, one.place[0])
-        measure_outcome(one.meter, outcome, kept.intended, one.second, decay)
+        measure_outcome(one.meter, Outcome(kept.word, before, param, after, kept.intended, one.second, decay))
 
     def _doubt(self, param: Tensor, one: _Pending) -> None:
         """Measure it in another way from the next sample on."""

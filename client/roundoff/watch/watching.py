@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -35,7 +34,7 @@ from .preflight_checks import Warned, lines_of, preflight_members
 from .rows import BUDGET
 from .shadow import Shadow
 from .statistics import Meter
-from .taking import sample_of
+from .taking import sample_of, settings_of
 from .words import sampled_words
 from .wrappers import own_optimizer
 
@@ -246,7 +245,7 @@ class Watch:
         if self.step < self._due:
             return None
         try:
-            self._settings = _settings(optimizer)
+            self._settings = settings_of(optimizer)
             self._meet(optimizer)
             if self._self_measuring is not None:
                 self._ask(self._self_measuring)
@@ -389,23 +388,3 @@ def _steps_taken(optimizer: Optimizer) -> int:
         state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state
     ]
     return int(max((float(count) for count in counts), default=0))
-
-
-def _settings(optimizer: Optimizer) -> list[GroupSetting]:
-    return [
-        GroupSetting(
-            number,
-            _number(group.get("lr")),
-            _number(group.get("weight_decay", 0.0)),
-            _number((group.get("betas") or (None, None))[1]),
-        )
-        for number, group in enumerate(optimizer.param_groups)
-    ]
-
-
-def _number(value: Any) -> float:
-    """A setting as a float; NaN where an optimizer has none or finds its own."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
