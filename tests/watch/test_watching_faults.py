@@ -285,7 +285,7 @@ class OneBeta(Optimizer):
         super().__init__(params, {"lr": 1e-3, "betas": (0.9,)})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for param in group["params"]:
                 mean = self.state[param].setdefault("exp_avg", torch.zeros_like(param))
