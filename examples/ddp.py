@@ -33,6 +33,7 @@ def main(steps: int) -> None:
             loss.backward()
             optimizer.step()
             run.log({"loss": loss}, step=step)
+    dist.barrier()  # a rank that ends while another still writes may abort
     dist.destroy_process_group()
 
 
