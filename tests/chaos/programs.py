@@ -62,3 +62,8 @@ def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it did not come to be in time"
         time.sleep(0.02)
+
+
+def say(text: str) -> None:
+    """A figure, shown by `pytest -s` or `-rP`."""
+    print(text)  # noqa: T201

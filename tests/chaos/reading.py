@@ -11,7 +11,8 @@ from roundoff.delivery.frames import unpack
 from roundoff.delivery.notices import Notices
 from roundoff.delivery.records import Logged
 from roundoff.delivery.segments import segments_in
-from roundoff.delivery.sync import Left, send_left, writers
+from roundoff.delivery.spool import writers
+from roundoff.delivery.sync import Left, send_left
 from roundoff.wire import RunSummary
 
 WINDOW = 10_000

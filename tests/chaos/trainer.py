@@ -26,6 +26,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--first-step", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--patience", type=float, default=2.0)
     return parser.parse_args()
 
 
@@ -63,7 +64,7 @@ def main() -> None:
             out.write(f"{step} {value.hex()} {time.monotonic()}\n")
             time.sleep(options.pace)
     if run is not None:
-        run.finish()
+        run.finish(options.patience)
 
 
 if __name__ == "__main__":

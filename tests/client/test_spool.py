@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import random
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
@@ -176,31 +175,6 @@ def damage(spools: Spools) -> tuple[bytes, list[tuple[int, int]], list[Record]]:
     spool.release()
     ends = [frame.end for frame in unpack(data)]
     return data, list(pairwise(ends)), records
-
-
-@pytest.mark.parametrize("positions", [100, pytest.param(1000, marks=pytest.mark.chaos)])
-def test_a_flipped_bit_costs_the_record_that_it_hits(spools: Spools, positions: int) -> None:
-    data, places, records = damage(spools)
-    chosen = random.Random(0).sample(range(len(data)), positions)
-    for at in chosen:
-        torn = bytearray(data)
-        torn[at] ^= 1 << at % 8
-        found = spools.recovered(bytes(torn))
-        intact = [
-            record for (begin, end), record in zip(places, records, strict=True) if not begin <= at < end
-        ]
-        assert len(found) == len(intact), at
-        assert all(same(a, b) for a, b in zip(found, intact, strict=True)), at
-
-
-@pytest.mark.parametrize("lengths", [100, pytest.param(1000, marks=pytest.mark.chaos)])
-def test_a_cut_costs_what_is_cut(spools: Spools, lengths: int) -> None:
-    data, places, records = damage(spools)
-    for length in random.Random(1).sample(range(len(data)), lengths):
-        found = spools.recovered(data[:length])
-        intact = [record for (_, end), record in zip(places, records, strict=True) if end <= length]
-        assert len(found) == len(intact), length
-        assert all(same(a, b) for a, b in zip(found, intact, strict=True)), length
 
 
 def test_a_file_that_was_cut_and_written_on_loses_the_torn_record_only(spools: Spools) -> None:

@@ -19,7 +19,8 @@ from scripted_server import Answer, Scripted, problem
 import roundoff
 from roundoff.cli import main
 from roundoff.delivery.notices import Notices
-from roundoff.delivery.sync import Left, send_left, writers
+from roundoff.delivery.spool import writers
+from roundoff.delivery.sync import Left, send_left
 
 
 def sync(spool: Path, server: str | None = None, patience_s: float = 5.0) -> list[Left]:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from roundoff.delivery import Notices
-from roundoff.delivery.sync import Left, send_left, writers
+from roundoff.delivery.spool import writers
+from roundoff.delivery.sync import Left, send_left
 from roundoff.settings import load
 
 from .source import Json, Server, Token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from roundoff.settings import DEFAULT_SERVER, Settings
 from roundoff.wire import RunStart
@@ -13,7 +14,7 @@ from .launcher import uuid7
 from .notices import Notices
 from .pipeline import Pipeline
 from .sender import Source
-from .spool import Spool
+from .spool import Spool, read_opening, writers
 from .transmitter import Transmitter
 
 CONTACT_S = 1.0
@@ -23,7 +24,7 @@ CONTACT_S = 1.0
 def open_pipeline(settings: Settings, run_id: str, start: RunStart, notices: Notices) -> Pipeline | None:
     """The pipeline of a new attempt; None, and a warning, where nothing could be kept or sent at all."""
     server = settings.server or DEFAULT_SERVER
-    source = Source(run_id, start, uuid7())
+    source = Source(run_id, start, uuid7(), _earlier(settings.spool_folder / run_id, start.token))
     spool = _open_spool(settings, source, notices)
     offline = settings.mode == "offline"
     if offline and spool is None:
@@ -37,6 +38,19 @@ def open_pipeline(settings: Settings, run_id: str, start: RunStart, notices: Not
     pipeline.wait_for_contact(CONTACT_S)
     _greet(settings, pipeline, start, notices, spool)
     return pipeline
+
+
+def _earlier(folder: Path, token: str) -> tuple[RunStart, ...]:
+    """The starts of earlier attempts whose data waits in the spool: the server numbers attempts as it hears of them."""
+    found: dict[str, RunStart] = {}
+    for writer in writers(folder):
+        try:
+            start = read_opening(writer).start
+        except (OSError, ValueError):
+            continue
+        if start.token != token:
+            found.setdefault(start.token, start)
+    return tuple(found.values())
 
 
 def _open_spool(settings: Settings, source: Source, notices: Notices) -> Spool | None:

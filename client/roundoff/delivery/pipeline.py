@@ -28,9 +28,9 @@ from .transmitter import Transmitter
 COLLECT_S = 0.05
 """How long something handed over waits until it is read, unless there is much of it."""
 
-BREATH_RECORDS, BREATH_S = 32, 0.0005
-"""So many records are written at a stretch, then the interpreter lock is left to the training thread: a thread
-that wants the lock waits up to 5 ms for one that keeps it."""
+STRETCH_S, STRETCH_RECORDS, BREATH_S = 0.0004, 64, 0.0005
+"""For so long, and so many records, are read at a stretch; then they are written and the interpreter lock is left to
+the training thread: a thread that wants the lock waits up to 5 ms for one that keeps it."""
 
 URGENT_S = 0.1
 """What has waited for longer than this is written without such a pause."""
@@ -217,18 +217,20 @@ class Pipeline:
         """Write what is there, a few records at a time."""
         self._note_dropped()
         chunk: list[Record] = []
+        began = time.monotonic()
         for handed in self._inbox.drain():
             if isinstance(handed.what, Ended):
                 self._note_dropped()
             record = self._read(handed)
             if record is not None:
                 chunk.append(record)
-            if len(chunk) >= BREATH_RECORDS:
+            now = time.monotonic()
+            if now - began > STRETCH_S or len(chunk) >= STRETCH_RECORDS:
                 self._store.put(chunk)
-                chunk = []
-                late = time.monotonic() - handed.taken_at > URGENT_S
+                late = now - handed.taken_at > URGENT_S
                 if not (late or self._phase.closing.is_set() or self._inbox.half_full):
                     time.sleep(BREATH_S)
+                chunk, began = [], time.monotonic()
         if chunk:
             self._store.put(chunk)
 

@@ -46,11 +46,15 @@ class _StoppedError(Exception):
 
 
 class Source(NamedTuple):
-    """Whose records are sent: the run, the start of its attempt, and the writer within it."""
+    """Whose records are sent: the run, the start of its attempt, and the writer within it.
+
+    `earlier` are attempts of the run that the server may not have heard of yet; they are started first.
+    """
 
     run_id: str
     start: RunStart
     writer: str
+    earlier: tuple[RunStart, ...] = ()
 
 
 @dataclass(slots=True)
@@ -119,7 +123,7 @@ class Sender:
 
     def _send_all(self) -> None:
         phase = self._phase
-        while True:
+        while not phase.stopped.is_set():
             last = phase.complete.is_set()
             records = self._store.take(self._most_records, self._most_bytes)
             self._count_damage()
@@ -142,7 +146,8 @@ class Sender:
         """Create or resume the run, for as long as it takes."""
         transmitter, source = self._connection(), self._source
         try:
-            self.started = self._insist(lambda: transmitter.start(source.run_id, source.start))
+            for start in (*source.earlier, source.start):
+                self.started = self._insist(lambda start=start: transmitter.start(source.run_id, start))  # type: ignore[misc]
         except NotTakenError as error:
             self.problem = str(error)
             self._notices.warn_once("start", f"the run cannot be created, nothing of it is sent: {error}")

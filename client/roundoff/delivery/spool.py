@@ -316,3 +316,8 @@ def read_opening(folder: Path) -> Opening:
                 if frame.kind == OPENING:
                     return Opening.model_validate_json(frame.payload)
     raise ValueError(f"{folder} does not say which run it belongs to")
+
+
+def writers(folder: Path) -> list[Path]:
+    """The folders of writers in a spool, in a run's folder, or this one itself, in the order in which they began."""
+    return sorted((path.parent for path in folder.rglob(LOCK)), key=lambda path: path.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from .counters import Ledger
 from .notices import Notices
 from .queue import Backlog
 from .sender import Phase, Sender, Source
-from .spool import FORKED_CALLS, LOCK, REFUSED, Spool
+from .spool import FORKED_CALLS, REFUSED, Spool
 from .store import Store
 from .transmitter import Transmitter
 
@@ -40,11 +39,6 @@ class Left:
     dropped: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
     kept: Path | None = None
-
-
-def writers(folder: Path) -> Iterator[Path]:
-    """The folders of writers in a spool, in a run's folder, or this one itself: in the order in which they began."""
-    return iter(sorted((path.parent for path in folder.rglob(LOCK)), key=lambda path: path.name))
 
 
 def send_left(
