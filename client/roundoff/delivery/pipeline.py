@@ -28,7 +28,7 @@ from .transmitter import Transmitter
 COLLECT_S = 0.05
 """How long something handed over waits until it is read, unless there is much of it."""
 
-STRETCH_S, STRETCH_RECORDS, BREATH_S = 0.0004, 64, 0.0005
+STRETCH_S, STRETCH_RECORDS, BREATH_S = 0.0002, 16, 0.0005
 """For so long, and so many records, are read at a stretch; then they are written and the interpreter lock is left to
 the training thread: a thread that wants the lock waits up to 5 ms for one that keeps it."""
 
