@@ -236,6 +236,14 @@ class Run:
     def __repr__(self) -> str:
         return f"<roundoff.Run {self.project}/{self.name} {self.id}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker that is spawned gets what it was given pickled: for it this is a run that does nothing.
+        settings = self._settings.model_copy(update={"mode": "disabled", "token": None})
+        return Run, (self._identity, self._start, settings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
     def _preempt(self, at_once: bool) -> None:
         """Mark the run: SIGTERM has come. Called by the handler, between two lines of the training."""
         if self._pipeline is None or self._over:
