@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ._version import __version__
-from .delivery import Delivery, Identity, Intake, Notices, identify, presentable, termination
+from .delivery import Delivery, Identity, Intake, Notices, Sink, Tee, identify, presentable, termination
 from .delivery.counters import points_among
 from .delivery.opening import open_pipeline
 from .delivery.records import End
@@ -146,12 +146,14 @@ class Run:
         optimizer: torch.optim.Optimizer,
         *,
         every: Every = "auto",
+        mirror: Sink | None = None,
         **options: Any,
     ) -> Watch | None:
         """Measure steps of `optimizer`, every `every`-th or as many as a run of any length needs, and send them.
 
-        `every` and `options` are those of `roundoff.watch`. A watch that cannot be made is a warning that says why, and
-        None is returned; so it is when the run is disabled.
+        `every` and `options` are those of `roundoff.watch`; `mirror` is given all samples as well
+        (`roundoff.integrations.mirror` makes some for other trackers). A watch that cannot be made is a warning that
+        says why, and None is returned; so it is when the run is disabled.
         """
         if self._intake is None or self._over:
             return None
@@ -164,7 +166,8 @@ class Run:
         try:
             from .watch import watch
 
-            self._watch = watch(model, optimizer, every=every, sink=self._intake, **options)
+            sink: Sink = self._intake if mirror is None else Tee(self._intake, mirror)
+            self._watch = watch(model, optimizer, every=every, sink=sink, **options)
         except Exception as error:  # noqa: BLE001 - a mistake here must not end a training
             self._notices.warn(f"the optimizer is not watched: {error}")
         return self._watch

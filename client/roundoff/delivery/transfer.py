@@ -20,7 +20,7 @@ class _Arriving:
         with torch.cuda.device(numbers.device):
             self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._host.copy_(numbers.detach(), non_blocking=True)
-            self._there = torch.cuda.Event()
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._there.record()
 
     def tolist(self) -> list[list[float]]:

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from roundoff.metrics import COUNTS, WARMUP_STEPS, Track, cure
+from roundoff.metrics.cures import is_judged
 
 from ..database.upsert import replacing
 from ..models import MODEL, AlertRow, Attempt, GroupSample, LayerRow, LayerSample, ModelSample, Run, Scope
@@ -68,6 +69,8 @@ class Evaluation:
     def step(self, step: int, samples: Iterable[tuple[int, Evidence, float | None]]) -> None:
         """Read all samples of one step, then move the alert."""
         for layer, evidence, lr in samples:
+            if not self._is_judged(layer):
+                continue
             scope = self.scopes.setdefault(layer, Watched(layer))
             if step > scope.last_step:
                 scope.advance(step, evidence, lr)
@@ -80,6 +83,11 @@ class Evaluation:
             self.alert = self.alert or self._open(step)
         elif self.alert is not None:
             self._drop()
+
+    def _is_judged(self, layer: int) -> bool:
+        """Whether anything is known of what was attempted there; in the model, of any layer."""
+        asked = list(self.layers.values()) if layer == MODEL else [self.layers[layer]]
+        return not asked or any(is_judged(one.strategy) for one in asked)
 
     def _open(self, step: int) -> AlertRow:
         affected = [s for s in self.scopes.values() if s.firing or s.pending]
