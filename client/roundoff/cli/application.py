@@ -11,7 +11,7 @@ import typer
 
 from roundoff._version import __version__
 
-from . import alerts, check, demo, doctor, runs, scan, version
+from . import alerts, check, demo, doctor, runs, scan, sync, version
 from .terminal import errors
 
 COMMANDS = "roundoff.commands"
@@ -24,6 +24,7 @@ OWN: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
     "check": check.check,
     "scan": scan.scan,
+    "sync": sync.sync,
     "doctor": doctor.doctor,
 }
 
