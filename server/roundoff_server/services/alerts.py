@@ -270,7 +270,7 @@ def _samples(session: Session, run: Run, span: Span, low: int) -> Iterable[tuple
 
 def _evidence(values: list[Any]) -> Evidence:
     return Evidence._make(
-        int(value) if name in COUNTS else math.nan if value is None else float(value)
+        int(value or 0) if name in COUNTS else math.nan if value is None else float(value)
         for name, value in zip(Evidence._fields, values, strict=True)
     )
 

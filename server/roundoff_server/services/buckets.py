@@ -22,6 +22,10 @@ Floats = NDArray[np.float64]
 Conditions = list[ColumnElement[bool]]
 
 
+FOREVER = 2**62
+"""A step that no run reaches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Which rows of a table to read: the merged view of a run between two steps, both included."""
@@ -30,6 +34,18 @@ class Window:
     attempts: Sequence[Attempt]
     from_step: int | None = None
     to_step: int | None = None
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """(attempt, first step, step after the last) of what to read of each attempt, empty ones left out."""
+        low, high = self.from_step or 0, FOREVER if self.to_step is None else self.to_step + 1
+        spans = []
+        for attempt in self.attempts:
+            cut = len(self.attempts) > 1
+            first = attempt.first_step if cut and attempt.number > 1 else 0
+            end = attempt.end_step if cut and attempt.end_step is not None else FOREVER
+            if max(first, low) < min(end, high):
+                spans.append((attempt.number, max(first, low), min(end, high)))
+        return spans
 
     def of(self, table: Sampled) -> Conditions:
         """As SQL. Each attempt counts from its declared first step to the next one's."""
@@ -118,7 +134,7 @@ def summed(table: type[LayerSample] | type[ModelSample], names: Sequence[str]) -
         column = getattr(table, name)
         total = func.sum(column)
         if name in COUNTS:
-            columns.append(cast(total, BigInteger).label(name))
+            columns.append(cast(func.coalesce(total, 0), BigInteger).label(name))
         else:
             columns.append(case((func.count(column) == func.count(), total), else_=None).label(name))
     return columns

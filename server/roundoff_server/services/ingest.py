@@ -32,6 +32,7 @@ from . import alerts, decode
 from .glance import Glance
 from .problems import FieldError
 from .runs import ENDED, check_version, find_run, latest_attempt
+from .upkeep import Upkeep
 
 
 @dataclass(slots=True)
@@ -78,14 +79,16 @@ class _Intake:
         run.heard_at, run.promise_s = max(self.now, run.heard_at), batch.promise_s
         glance = Glance(run) if latest_attempt(self.session, run) == batch.attempt else None
         layers = self._declare()
-        sampled = [self._model(), self._samples(layers)]
+        upkeep = Upkeep(self.session, run, self.attempt, batch.rank)
+        model, samples = self._model(), self._samples(layers, upkeep)
         self._headroom(layers)
         self._groups(glance)
         self._scalars(glance)
-        steps = [step for bounds in sampled if bounds is not None for step in bounds]
+        steps = [int(end) for a in (model, samples) if a for end in (a["step"].min(), a["step"].max())]
         if glance is not None and steps:
             glance.reached(max(steps))
         span = self._writer(steps)
+        upkeep.roll_up(model, samples, self._watermark())
         events = [Event(run_id=run.id, kind="samples", step=run.step)] if self.rows else []
         return Taken(BatchTaken(status="accepted", rows=self.rows), events + self._judge(span, glance))
 
@@ -133,21 +136,23 @@ class _Intake:
         for table, rows in ((LayerRow, layers), (Declaration, declared)):
             self.session.execute(replacing(self.session, table.__table__), list(rows.values()))  # type: ignore[arg-type]
 
-    def _model(self) -> tuple[int, int] | None:
+    def _model(self) -> decode.Arrays | None:
         table = self.batch.model
         if table is None or not len(table):
             return None
         arrays = decode.sums(table, "model")
         self._put(ModelSample, **arrays)
-        return int(arrays["step"].min()), int(arrays["step"].max())
+        return arrays
 
-    def _samples(self, layers: dict[int, int]) -> tuple[int, int] | None:
+    def _samples(self, layers: dict[int, int], upkeep: Upkeep) -> decode.Arrays | None:
         table: LayerSamples | None = self.batch.samples
         if table is None or not len(table):
             return None
-        arrays = decode.sums(table, "samples")
-        self._put(LayerSample, layer=decode.layer_numbers(table.layer, "samples", layers), **arrays)
-        return int(arrays["step"].min()), int(arrays["step"].max())
+        numbers = decode.layer_numbers(table.layer, "samples", layers)
+        arrays = decode.sums(table, "samples") | {"layer": numbers}
+        upkeep.will_store(arrays)
+        self._put(LayerSample, **arrays)
+        return arrays
 
     def _headroom(self, layers: dict[int, int]) -> None:
         table = self.batch.headroom
