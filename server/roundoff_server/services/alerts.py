@@ -38,6 +38,14 @@ class Span:
     high: int
 
 
+class Samples(NamedTuple):
+    """Rows of layers, and of the model as layer `MODEL`, in any order; `columns` has those of `READ` at least."""
+
+    layer: Ints
+    step: Ints
+    columns: Columns
+
+
 class Named(NamedTuple):
     """What an alert says of a layer."""
 
@@ -180,8 +188,11 @@ def begin(session: Session, run: Run, now: float) -> Evaluation:
     return Evaluation(session, run, now, tracks, group, alert)
 
 
-def evaluate(evaluation: Evaluation, span: Span) -> None:
-    """Read the complete steps of `span` after the warm-up, in step order."""
+def evaluate(evaluation: Evaluation, span: Span, samples: Samples | None = None) -> None:
+    """Read the complete steps of `span` after the warm-up, in step order.
+
+    `samples` are all that there are of its steps, if the caller has them; else the database is asked.
+    """
     session, run = evaluation.session, evaluation.run
     first = session.scalar(select(func.min(Attempt.first_step)).where(Attempt.run == run.run)) or 0
     low = max(span.low, first + WARMUP_STEPS - 1)
@@ -189,15 +200,15 @@ def evaluate(evaluation: Evaluation, span: Span) -> None:
         return
     rates = _rates(session, run, span, low)
     whole = _whole_steps(session, run, span, low)
-    layer, step, columns = _samples(session, run, span, low)
-    order = np.argsort(step, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(step[order])) + 1):
-        if len(rows) and (whole is None or int(step[rows[0]]) in whole):
-            at = int(step[rows[0]])
-            scopes = layer[rows]
-            lr = _rates_at(rates, at, scopes, evaluation.group)
-            found = {name: column[rows] for name, column in columns.items()}
-            evaluation.step(Evidence(at, scopes, found, lr))
+    found = samples or _samples(session, run, span, low)
+    order = np.argsort(found.step, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(found.step[order])) + 1):
+        step = int(found.step[rows[0]]) if len(rows) else low
+        if step > low and (whole is None or step in whole):
+            layer = found.layer[rows]
+            columns = {name: found.columns[name][rows] for name in READ}
+            lr = _rates_at(rates, step, layer, evaluation.group)
+            evaluation.step(Evidence(step, layer, columns, lr))
 
 
 def _rates_at(rates: Rates, step: int, layers: Ints, group: Ints) -> Floats:
@@ -252,8 +263,8 @@ def _within(
     ]
 
 
-def _samples(session: Session, run: Run, span: Span, low: int) -> tuple[Ints, Ints, Columns]:
-    """Layer (`MODEL` for the model), step and columns of the span's samples, ranks summed."""
+def _samples(session: Session, run: Run, span: Span, low: int) -> Samples:
+    """The span's samples, ranks summed."""
     model = (
         select(literal(MODEL), ModelSample.step, *summed(ModelSample, READ))
         .where(*_within(ModelSample, run, span, low))
@@ -273,7 +284,7 @@ def _samples(session: Session, run: Run, span: Span, low: int) -> tuple[Ints, In
         name: np.array(column, dtype="i8" if name in COUNTS else "f8")
         for name, column in zip(READ, columns[2:], strict=True)
     }
-    return np.array(columns[0], dtype="i8"), np.array(columns[1], dtype="i8"), arrays
+    return Samples(np.array(columns[0], dtype="i8"), np.array(columns[1], dtype="i8"), arrays)
 
 
 def track_of(data: dict[str, Any]) -> Track:

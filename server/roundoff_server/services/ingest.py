@@ -80,7 +80,7 @@ class _Intake:
         glance = Glance(run) if latest_attempt(self.session, run) == batch.attempt else None
         layers = self._declare()
         upkeep = Upkeep(self.session, run, self.attempt, batch.rank)
-        model, samples = self._model(), self._samples(layers, upkeep)
+        model, samples = self._model(upkeep), self._samples(layers, upkeep)
         self._headroom(layers)
         self._groups(glance)
         self._scalars(glance)
@@ -89,8 +89,12 @@ class _Intake:
             glance.reached(max(steps))
         span = self._writer(steps)
         upkeep.roll_up(model, samples, self._watermark())
+        alone = span is not None and span.ranks == {batch.rank} and upkeep.all_new
         events = [Event(run_id=run.id, kind="samples", step=run.step)] if self.rows else []
-        return Taken(BatchTaken(status="accepted", rows=self.rows), events + self._judge(span, glance))
+        return Taken(
+            BatchTaken(status="accepted", rows=self.rows),
+            events + self._judge(span, glance, _joined(model, samples) if alone else None),
+        )
 
     def _put(self, table: Any, **columns: Any) -> None:
         keys = {"run": self.run.run, "attempt": self.batch.attempt, "rank": self.batch.rank}
@@ -136,11 +140,12 @@ class _Intake:
         for table, rows in ((LayerRow, layers), (Declaration, declared)):
             self.session.execute(replacing(self.session, table.__table__), list(rows.values()))  # type: ignore[arg-type]
 
-    def _model(self) -> decode.Arrays | None:
+    def _model(self, upkeep: Upkeep) -> decode.Arrays | None:
         table = self.batch.model
         if table is None or not len(table):
             return None
         arrays = decode.sums(table, "model")
+        upkeep.will_store(arrays)
         self._put(ModelSample, **arrays)
         return arrays
 
@@ -240,14 +245,16 @@ class _Intake:
         )
         return {rank: step for rank, step in rows if step is not None}
 
-    def _judge(self, span: alerts.Span | None, glance: Glance | None) -> list[Event]:
+    def _judge(
+        self, span: alerts.Span | None, glance: Glance | None, samples: alerts.Samples | None
+    ) -> list[Event]:
         """Alerts, then the end if there is one. Only the newest attempt is judged."""
         ended = self._end() if glance is not None else None
         if glance is None or (span is None and ended is None):
             return []
         evaluation = alerts.begin(self.session, self.run, self.now)
         if span is not None:
-            alerts.evaluate(evaluation, span)
+            alerts.evaluate(evaluation, span, samples)
         if ended in ("finished", "crashed"):
             evaluation.close(f"run {ended}")
         evaluation.save()
@@ -266,3 +273,14 @@ class _Intake:
         state = max((end for end in ends if end is not None), key=ENDED.index)
         self.attempt.state = self.run.state = state
         return state
+
+
+def _joined(model: decode.Arrays | None, samples: decode.Arrays | None) -> alerts.Samples:
+    """The rows of a batch as alerts read them."""
+    parts = [
+        part for part in (model and {**model, "layer": np.zeros(len(model["step"]), "i8")}, samples) if part
+    ]
+    joined = {
+        name: np.concatenate([part[name] for part in parts]) for name in ("layer", "step", *alerts.READ)
+    }
+    return alerts.Samples(joined.pop("layer"), joined.pop("step"), joined)

@@ -32,19 +32,30 @@ class Upkeep:
     rank: int
     replaced: set[int] = field(default_factory=set)
     """Steps of rows that are there already: sums that hold them must be made anew."""
+    all_new: bool = True
+    """Whether every step is later than all that this rank has sent before, and named once for each layer."""
 
     def will_store(self, samples: Arrays) -> None:
-        """Call it before rows of layers are stored."""
-        reached = self.session.scalar(
+        """Call it before rows are stored, of layers (with a column `layer`) or of the model."""
+        step = samples["step"]
+        late = step <= self._reached()
+        twins = _has_twins(samples)
+        self.all_new &= not (twins or late.any())
+        if "layer" not in samples:
+            return
+        if twins:
+            self.replaced.update(step.tolist())
+        if late.any():
+            self.replaced.update(self._stored(np.unique(step[late]).tolist()))
+
+    def _reached(self) -> int:
+        """The last step of which this rank has sent samples; -1 before the first."""
+        last = self.session.scalar(
             select(func.max(Writer.sampled_step)).where(
                 Writer.run == self.run.run, Writer.attempt == self.attempt.number, Writer.rank == self.rank
             )
         )
-        step = samples["step"]
-        if _has_twins(samples):
-            self.replaced.update(step.tolist())
-        if reached is not None and int(step.min()) <= reached:
-            self.replaced.update(self._stored(np.unique(step[step <= reached]).tolist()))
+        return -1 if last is None else last
 
     def roll_up(self, model: Arrays | None, samples: Arrays | None, reached: dict[int, int]) -> None:
         """Call it after rows are stored. `reached`: rank → the last step it has sent samples of."""
@@ -101,7 +112,8 @@ class Upkeep:
 
 def _has_twins(samples: Arrays) -> bool:
     """Whether two rows are of the same layer and step."""
-    keys: Ints = np.stack([samples["layer"], samples["step"]]).astype("i8")
+    layer = samples.get("layer", np.zeros(len(samples["step"])))
+    keys: Ints = np.stack([layer, samples["step"]]).astype("i8")
     order = np.lexsort(keys)
     return bool((np.diff(keys[:, order], axis=1) == 0).all(axis=0).any())
 
