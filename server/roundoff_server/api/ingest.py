@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from concurrent.futures import Future
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 
 from roundoff.wire import Batch, BatchTaken, Problem, RunStart, RunStarted
 
-from ..services.ingest import take
 from ..services.runs import start
 from .answers import answer
 from .body import MAX_BODY, MAX_DECOMPRESSED, MAX_START, read_body
@@ -25,6 +26,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         404: "No such run.",
         413: "The body is too large.",
         422: "Bad input; `errors` names the field.",
+        429: "Too much waits already; `Retry-After` says when to send it again.",
         503: "The database is not available; send it again.",
     }.items()
 }
@@ -51,14 +53,11 @@ def add_ingest(router: APIRouter, service: Service) -> None:
         service.bus.publish(done.events)
         return done.answer
 
-    def taken(run_id: str, body: bytes) -> BatchTaken:
+    def submitted(run_id: str, body: bytes) -> Future[BatchTaken]:
         batch: Batch = parse(Batch, body)
         if not RUN_ID.fullmatch(run_id):
             raise LookupError(f"there is no run {run_id[:140]!r}")
-        with service.database.write() as session:
-            done = take(session, run_id, batch, service.clock())
-        service.bus.publish(done.events)
-        return done.answer
+        return service.intake.submit(run_id, batch, len(body))
 
     @router.put(
         "/runs/{run_id}",
@@ -79,6 +78,8 @@ def add_ingest(router: APIRouter, service: Service) -> None:
         tags=["runs"],
     )
     async def post_batch(run_id: str, request: Request) -> Response:
-        """Store a batch, plain or with `Content-Encoding: gzip`. Answered means committed; again is a no-op."""
+        """Store a batch, plain or compressed by gzip or zstd. Answered means committed; sent again is a no-op."""
         body = await read_body(request, MAX_BODY, MAX_DECOMPRESSED)
-        return answer(await run_in_threadpool(taken, run_id, body))
+        waiting: Future[BatchTaken] = await run_in_threadpool(submitted, run_id, body)
+        taken = await asyncio.wrap_future(waiting)
+        return answer(taken)

@@ -22,6 +22,12 @@ from .errors import DatabaseUnusableError
 BUSY_MS = 30_000
 """How long SQLite waits for a writer in another process."""
 
+CACHE_KIB = 64 * 1024
+"""Pages that one connection to SQLite keeps in memory, in KiB."""
+
+CHECKPOINT_PAGES = 16_384
+"""Pages of SQLite's log before it is carried over: a batch touches every layer's last page, the next one again."""
+
 
 def parse_url(url: str) -> URL:
     """A SQLAlchemy URL with the driver that is installed, from `sqlite:///file`, `postgresql://…` or a file's path.
@@ -120,6 +126,8 @@ def _sqlite_engine(url: URL, begin: str, *, read_only: bool = False) -> Engine:
         )
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         return connection
 
     engine = create_engine(
