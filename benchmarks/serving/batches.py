@@ -31,6 +31,7 @@ class Training:
 
     layers: int
     seed: int = 0
+    writer: str = "w"
 
     def declared(self) -> list[Layer]:
         """Its layers: blocks of ten tensors."""
@@ -46,16 +47,16 @@ class Training:
             for index, count in enumerate(self._numel())
         ]
 
-    def batches(self, samples: int, per_batch: int, first: int = 0, writer: str = "w") -> Iterator[Batch]:
+    def batches(self, samples: int, per_batch: int, first: int = 0) -> Iterator[Batch]:
         """`samples` sampled steps from sample `first` on, `per_batch` of them in each batch."""
         draw = np.random.default_rng([self.seed, first])
         for begin in range(first, first + samples, per_batch):
             steps = np.arange(begin, min(begin + per_batch, first + samples), dtype="i8") * EVERY
             yield Batch(
-                writer=writer,
+                writer=self.writer,
                 seq=begin,
                 attempt=1,
-                layers=self.declared() if begin == first else [],
+                layers=self.declared() if begin == 0 else [],
                 promise_s=3600,
                 **self._tables(draw, steps),
             )

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -103,6 +103,19 @@ class Database:
         """A session that sees one consistent state and changes nothing."""
         with Session(self._readers, expire_on_commit=False, autoflush=False) as session:
             yield session
+
+    def maintain(self, statement: str) -> None:
+        """Run a statement that cannot stand in a transaction, such as VACUUM. Raises PermissionError if read-only."""
+        if self.read_only:
+            raise PermissionError(f"{self.name} is opened for reading only")
+        if not self.is_sqlite:
+            with self._writers.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql(statement)
+            return
+        with self._one_writer, closing(self._writers.raw_connection()) as connection:
+            raw = connection.driver_connection
+            assert raw is not None
+            raw.execute(statement).fetchall()
 
     def dispose(self) -> None:
         """Close every connection."""
