@@ -5,7 +5,8 @@
     python benchmarks/service.py --folder small --rows 1000000
     python benchmarks/service.py --folder big --others other-venv/bin/python
 
-Two runs of 1,000 layers, one with a tenth of the other's rows, lie among 200 small ones. `--others` names a Python that has MLflow and trackio; they get the same kind of values.
+Two runs of 1,000 layers, one with a tenth of the other's rows, lie among 200 small ones. `--others` names a Python
+that has MLflow and trackio; they get the same kind of values.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from roundoff.metrics import ROW
 
-from ..models import MODEL, Attempt, LayerRow, LayerSample, Resolution, Run, Writer
+from ..models import MODEL, Attempt, LayerSample, Resolution, Run, Writer
 from . import strips
 from .binned import Ints
 from .blocks import block_width
@@ -46,7 +46,8 @@ class Upkeep:
         if twins:
             self.replaced.update(step.tolist())
         if late.any():
-            self.replaced.update(self._stored(np.unique(step[late]).tolist()))
+            layers = np.unique(samples["layer"][late]).tolist()
+            self.replaced.update(self._stored(layers, np.unique(step[late]).tolist()))
 
     def _reached(self) -> int:
         """The last step of which this rank has sent samples; -1 before the first."""
@@ -75,18 +76,14 @@ class Upkeep:
         if rows:
             sealing.roll_up(_complete(resolution, reached), rows)
 
-    def _stored(self, steps: list[int]) -> list[int]:
-        """Those of the steps that layers of this attempt and rank have rows of."""
-        rows = (
-            select(LayerSample.step)
-            .select_from(LayerRow)
-            .join(LayerSample, (LayerSample.run == LayerRow.run) & (LayerSample.layer == LayerRow.layer))
-            .where(
-                LayerRow.run == self.run.run,
-                LayerSample.attempt == self.attempt.number,
-                LayerSample.rank == self.rank,
-                LayerSample.step.in_(steps),
-            )
+    def _stored(self, layers: list[int], steps: list[int]) -> list[int]:
+        """Those of the steps that one of the layers has a row of, of this attempt and rank."""
+        rows = select(LayerSample.step).where(
+            LayerSample.run == self.run.run,
+            LayerSample.layer.in_(layers),
+            LayerSample.attempt == self.attempt.number,
+            LayerSample.rank == self.rank,
+            LayerSample.step.in_(steps),
         )
         return list(self.session.scalars(rows.distinct()))
 
