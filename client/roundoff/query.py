@@ -90,10 +90,13 @@ class Client:
         from_step: int | None = None,
         to_step: int | None = None,
         max_points: int = 2000,
+        attempt: int | None = None,
+        rank: int | None = None,
     ) -> Series:
         """A figure over steps: `metric` of `metrics.METRICS`, `effective_lr`, `lr`, or `scalar:NAME`.
 
         `layer` is a layer's id or name, a module prefix of names (summed), or None for the whole model.
+        Attempts are merged and ranks added up unless one is named.
         """
         return self._get(
             f"runs/{_quoted(run_id)}/series",
@@ -103,6 +106,8 @@ class Client:
             from_step=from_step,
             to_step=to_step,
             max_points=max_points,
+            attempt=attempt,
+            rank=rank,
         )
 
     def heatmap(self, run_id: str, metric: str, *, max_steps: int = 400, max_layers: int = 200) -> Heatmap:

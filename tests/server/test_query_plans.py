@@ -91,6 +91,7 @@ def read_all(api: Api) -> None:
 def ingest(api: Api) -> None:
     late = s.steps_of(range(1990, 2200), s.HEALTHY, s.HEALTHY, s.STALLED, s.HEALTHY)
     api.post(s.batch(1, "w2", 2, **late))
+    api.post(s.batch(0, "w3", 2, rank=1, layers=s.layers("a", "b.c", "b.d"), **late))
 
 
 @pytest.mark.parametrize("work", [read_all, ingest])

@@ -270,12 +270,11 @@ def _samples(session: Session, run: Run, span: Span, low: int) -> Samples:
         .where(*_within(ModelSample, run, span, low))
         .group_by(ModelSample.step)
     )
-    # From layers, so that SQLite seeks (run, layer, attempt, rank, step) instead of reading the whole run.
+    # Each layer by its id: else SQLite may read the whole run, its key being (run, layer, attempt, rank, step).
+    known = select(LayerRow.layer).where(LayerRow.run == run.run)
     layers = (
         select(LayerSample.layer, LayerSample.step, *summed(LayerSample, READ))
-        .select_from(LayerRow)
-        .join(LayerSample, (LayerSample.run == LayerRow.run) & (LayerSample.layer == LayerRow.layer))
-        .where(LayerRow.run == run.run, *_within(LayerSample, run, span, low))
+        .where(*_within(LayerSample, run, span, low), LayerSample.layer.in_(known))
         .group_by(LayerSample.layer, LayerSample.step)
     )
     rows = [*session.execute(model), *session.execute(layers)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,12 +28,18 @@ FOREVER = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which rows of a table to read: the merged view of a run between two steps, both included."""
+    """Which rows of a table to read, between two steps, both included.
+
+    Several attempts are merged; one alone is whole. `rank` is None for all of them. `apart` says that this is not
+    the run's merged view.
+    """
 
     run: int
     attempts: Sequence[Attempt]
     from_step: int | None = None
     to_step: int | None = None
+    rank: int | None = None
+    apart: bool = False
 
     def spans(self) -> list[tuple[int, int, int]]:
         """(attempt, first step, step after the last) of what to read of each attempt, empty ones left out."""
@@ -56,6 +62,8 @@ class Window:
             conditions.append(table.step >= self.from_step)
         if self.to_step is not None:
             conditions.append(table.step <= self.to_step)
+        if self.rank is not None:
+            conditions.append(table.rank == self.rank)
         return conditions
 
 
@@ -72,6 +80,14 @@ def window(session: Session, run: Run, from_step: int | None = None, to_step: in
     """The merged view of a run."""
     attempts = session.scalars(select(Attempt).where(Attempt.run == run.run).order_by(Attempt.number)).all()
     return Window(run.run, attempts, from_step, to_step)
+
+
+def apart(window: Window, attempt: int | None, rank: int | None) -> Window:
+    """One attempt of a window, to its own end, or one rank. Raises LookupError for an attempt that is not there."""
+    attempts = [one for one in window.attempts if attempt in (None, one.number)]
+    if attempt is not None and not attempts:
+        raise LookupError(f"there is no attempt {attempt}")
+    return replace(window, attempts=attempts, rank=rank, apart=(attempt, rank) != (None, None))
 
 
 @dataclass(frozen=True, slots=True)

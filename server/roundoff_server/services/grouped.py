@@ -38,7 +38,7 @@ def group_samples(
     session: Session, window: Window, width: int, names: Sequence[str], layers: Sequence[int] | None = None
 ) -> Grouped:
     """The samples in a window in buckets of `width` steps: of some layers, or of all."""
-    ranks = ranks_of(session, window.run)
+    ranks = ranks_of(session, window.run, window.rank)
     rows = [
         row
         for attempt, low, high in window.spans()
@@ -65,13 +65,13 @@ def _query(
     layers: Sequence[int] | None,
 ) -> Select[Any]:
     bucket = start(LayerSample, width)
-    # From layers, so that SQLite seeks (run, layer, attempt, rank, step) instead of reading the whole run.
-    query = (
+    # Each layer by its id: else SQLite may read the whole run, its key being (run, layer, attempt, rank, step).
+    wanted = select(LayerRow.layer).where(LayerRow.run == run) if layers is None else layers
+    return (
         select(LayerSample.layer, bucket.label("bucket"), func.count(), *summed(LayerSample, names))
-        .select_from(LayerRow)
-        .join(LayerSample, (LayerSample.run == LayerRow.run) & (LayerSample.layer == LayerRow.layer))
         .where(
-            LayerRow.run == run,
+            LayerSample.run == run,
+            LayerSample.layer.in_(wanted),
             LayerSample.attempt == attempt,
             LayerSample.rank.in_(ranks),
             LayerSample.step >= steps[0],
@@ -79,4 +79,3 @@ def _query(
         )
         .group_by(LayerSample.layer, "bucket")
     )
-    return query if layers is None else query.where(LayerRow.layer.in_(layers))

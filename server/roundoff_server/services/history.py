@@ -90,9 +90,13 @@ def open_history(
 ) -> History:
     """The history of a window's run."""
     unit = session.scalar(select(Resolution.unit).where(Resolution.run == window.run))
+    if window.rank is not None:
+        unit = None  # blocks hold all ranks together
     marks = session.scalars(select(BlockMark).where(BlockMark.run == window.run))
     by_attempt = {mark.attempt: mark for mark in marks}
-    return History(session, window, unit, by_attempt, ranks_of(session, window.run), names, metrics)
+    return History(
+        session, window, unit, by_attempt, ranks_of(session, window.run, window.rank), names, metrics
+    )
 
 
 def _extent(session: Session, scope: Scope, steps: tuple[int, int], enough: int) -> Extent | None:

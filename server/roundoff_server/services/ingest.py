@@ -77,6 +77,7 @@ class _Intake:
     def take(self) -> Taken:
         run, batch = self.run, self.batch
         run.heard_at, run.promise_s = max(self.now, run.heard_at), batch.promise_s
+        run.version += 1
         glance = Glance(run) if latest_attempt(self.session, run) == batch.attempt else None
         layers = self._declare()
         upkeep = Upkeep(self.session, run, self.attempt, batch.rank)

@@ -47,9 +47,11 @@ class Scope:
         ]
 
 
-def ranks_of(session: Session, run: int) -> dict[int, list[int]]:
-    """Attempt → the ranks that send for it."""
+def ranks_of(session: Session, run: int, rank: int | None = None) -> dict[int, list[int]]:
+    """Attempt → the ranks that send for it, or only one of them."""
     query = select(Writer.attempt, Writer.rank).where(Writer.run == run).distinct()
+    if rank is not None:
+        query = query.where(Writer.rank == rank)
     found: dict[int, list[int]] = {}
     for attempt, rank in session.execute(query.order_by(Writer.attempt, Writer.rank)):
         found.setdefault(attempt, []).append(rank)

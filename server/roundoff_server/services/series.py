@@ -124,7 +124,7 @@ def _read_many(
     session: Session, window: Window, history: History, layers: list[int], points: int
 ) -> tuple[Binned, int]:
     """Of many layers: from the run's strips, or summed by the database for a part of the steps."""
-    whole = window.from_step is None and window.to_step is None
+    whole = not window.apart and window.from_step is None and window.to_step is None
     strips = read_strips(session, window.run, history.names) if whole else None
     if strips is not None and len(strips.step):
         width = suitable_width(strips.step, strips.width, points)

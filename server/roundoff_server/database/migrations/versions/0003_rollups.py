@@ -44,6 +44,8 @@ def upgrade() -> None:
     _resolutions()
     _payloads()
     _nullable_counts()
+    version = sa.Column("version", sa.BigInteger(), nullable=False, server_default="0")
+    op.add_column("runs", version)
 
 
 def _resolutions() -> None:
