@@ -1,4 +1,4 @@
-"""Read what a server holds: runs, figures over steps, alerts. Needs no torch and no server package."""
+"""Ask for what a server holds: runs, figures over steps, alerts. Needs no torch and no server package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRANSPORTS = "roundoff.transports"
 
 
 class Client:
-    """Reads of one server, at `url`, or of a database file without one.
+    """Calls of one server, at `url`, or of a database file without one.
 
     `url` and `token` come from `ROUNDOFF_SERVER` and `ROUNDOFF_TOKEN` or the settings file if not given;
     then the default address. `database` (an SQLAlchemy URL or a path; "" for the default one) opens a
@@ -129,6 +129,10 @@ class Client:
             "alerts", AlertPage, run_id=run_id, project=project, state=state, limit=limit, cursor=cursor
         )
 
+    def delete(self, run_id: str) -> None:
+        """Delete a run with all that it has. There is no way back."""
+        self._call("DELETE", f"runs/{_quoted(run_id)}")
+
     def close(self) -> None:
         """Give the connection back."""
         self._http.close()
@@ -149,8 +153,11 @@ class Client:
             raise ConnectionError(f"{self._place} answers, but not as a roundoff server") from None
 
     def _fetch(self, path: str, parameters: dict[str, str | int]) -> bytes:
+        return self._call("GET", path, parameters)
+
+    def _call(self, method: str, path: str, parameters: dict[str, str | int] | None = None) -> bytes:
         try:
-            response = self._http.get(path, params=parameters)
+            response = self._http.request(method, path, params=parameters)
         except httpx.HTTPError as error:
             text = str(error) or type(error).__name__
             raise ConnectionError(f"no roundoff server answers at {self._place}: {text}") from None

@@ -1,4 +1,4 @@
-"""Routes that write: start a run, take a batch."""
+"""Routes that write: start a run, take a batch, delete a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from roundoff.wire import Batch, BatchTaken, Problem, RunStart, RunStarted
+from roundoff.wire import Batch, BatchTaken, Event, Problem, RunStart, RunStarted
 
+from ..services.removal import remove, sweep
 from ..services.runs import start
 from .answers import answer
 from .body import MAX_BODY, MAX_DECOMPRESSED, MAX_START, read_body
@@ -39,7 +41,7 @@ def _schema(kind: type[RunStart] | type[Batch]) -> dict[str, Any]:
 
 
 def add_ingest(router: APIRouter, service: Service) -> None:
-    """`PUT /runs/{run_id}` and `POST /runs/{run_id}/batches`."""
+    """`PUT` and `DELETE /runs/{run_id}`, and `POST /runs/{run_id}/batches`."""
 
     def started(run_id: str, body: bytes) -> RunStarted:
         request: RunStart = parse(RunStart, body)
@@ -69,6 +71,19 @@ def add_ingest(router: APIRouter, service: Service) -> None:
     async def put_run(run_id: str, request: Request) -> Response:
         """Create or resume a run. The same token gets the same attempt."""
         return answer(await run_in_threadpool(started, run_id, await read_body(request, MAX_START)))
+
+    def removed(run_id: str) -> None:
+        if not RUN_ID.fullmatch(run_id):
+            raise LookupError(f"there is no run {run_id[:140]!r}")
+        with service.database.write() as session:
+            remove(session, run_id)
+        service.bus.publish([Event(run_id=run_id, kind="run")])
+
+    @router.delete("/runs/{run_id}", status_code=204, responses=REFUSALS, tags=["runs"])
+    async def delete_run(run_id: str) -> Response:
+        """Delete a run with all that it has. It is gone at once; its space is given back in the background."""
+        await run_in_threadpool(removed, run_id)
+        return Response(status_code=204, background=BackgroundTask(sweep, service.database))
 
     @router.post(
         "/runs/{run_id}/batches",

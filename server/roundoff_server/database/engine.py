@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pydantic_core
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
@@ -116,6 +116,24 @@ class Database:
             raw = connection.driver_connection
             assert raw is not None
             raw.execute(statement).fetchall()
+
+    def size(self) -> int:
+        """Bytes on disk: the file, or all of the database on its server."""
+        if self.is_sqlite:
+            return Path(str(self.url.database)).expanduser().stat().st_size
+        with self.read() as session:
+            return int(session.scalar(text("SELECT pg_database_size(current_database())")))
+
+    def copy_to(self, target: Path) -> None:
+        """Copy a SQLite file as of now. Raises `DatabaseUnusableError` for PostgreSQL, and FileExistsError."""
+        if not self.is_sqlite:
+            raise DatabaseUnusableError(f"{self.name} is on a server of its own: copy it with pg_dump")
+        if target.exists():
+            raise FileExistsError(f"{target} is there already; name a file that is not")
+        with closing(self._readers.raw_connection()) as connection:
+            raw = connection.driver_connection
+            assert raw is not None
+            raw.execute("VACUUM INTO ?", (str(target),))
 
     def dispose(self) -> None:
         """Close every connection."""

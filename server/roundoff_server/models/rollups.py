@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, LargeBinary, String
+from sqlalchemy import BigInteger, LargeBinary, String, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from .base import Base, Key, OwnedByRun, SampledRun, Step
@@ -12,7 +12,7 @@ class Resolution(Base):
     """How finely a run's roll-ups are cut, in steps, powers of two.
 
     `strip_width` is that of its strips. `unit` is the width of a bucket of the finest rolled-up level, None until
-    there are enough samples to tell.
+    there are enough samples to tell. `thinned` says that the samples of layers are gone, and these are what is left.
     """
 
     __tablename__ = "resolutions"
@@ -20,6 +20,7 @@ class Resolution(Base):
     run: Mapped[OwnedByRun]
     strip_width: Mapped[int] = mapped_column(BigInteger)
     unit: Mapped[int | None] = mapped_column(BigInteger)
+    thinned: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class Block(Base):

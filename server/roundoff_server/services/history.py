@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from roundoff.metrics import Metric
 
-from ..models import BlockMark, Resolution
+from ..models import MODEL, BlockMark, Resolution
 from .binned import Binned, joined, nothing
 from .blocks import bucket_width, level_for, read_blocks
 from .buckets import Extent, Window
@@ -25,6 +25,7 @@ class History:
     session: Session
     window: Window
     unit: int | None
+    thinned: bool
     marks: dict[int, BlockMark]
     ranks: dict[int, list[int]]
     names: Sequence[str] = field(default_factory=list)
@@ -41,8 +42,17 @@ class History:
                 )
         return joined(parts or [nothing(self.names, self.metrics)], width)
 
+    def width(self, layer: int, span: Extent, points: int) -> int:
+        """How wide buckets are that leave at most `points` of them, and that there are."""
+        width = span.bucket(points)
+        return max(width, self.unit or 1) if self.thinned and layer != MODEL else width
+
     def extent(self, layer: int, enough: int) -> Extent | None:
-        """The first and last step of which there is a sample, and how many, counted up to a little over `enough`."""
+        """The first and last step of which there is a sample, and how many, counted up to a little over `enough`.
+
+        A thinned run has no other samples than the model's.
+        """
+        layer = MODEL if self.thinned else layer
         found = []
         for attempt, low, high in self.window.spans():
             scope = Scope(self.window.run, layer, attempt, self.ranks.get(attempt, []))
@@ -89,14 +99,14 @@ def open_history(
     session: Session, window: Window, names: Sequence[str] = (), metrics: Sequence[Metric] = ()
 ) -> History:
     """The history of a window's run."""
-    unit = session.scalar(select(Resolution.unit).where(Resolution.run == window.run))
-    if window.rank is not None:
-        unit = None  # blocks hold all ranks together
+    resolution = session.get(Resolution, window.run)
+    # Blocks hold all ranks together.
+    unit = None if resolution is None or window.rank is not None else resolution.unit
+    thinned = resolution is not None and resolution.thinned
     marks = session.scalars(select(BlockMark).where(BlockMark.run == window.run))
     by_attempt = {mark.attempt: mark for mark in marks}
-    return History(
-        session, window, unit, by_attempt, ranks_of(session, window.run, window.rank), names, metrics
-    )
+    ranks = ranks_of(session, window.run, window.rank)
+    return History(session, window, unit, thinned, by_attempt, ranks, names, metrics)
 
 
 def _extent(session: Session, scope: Scope, steps: tuple[int, int], enough: int) -> Extent | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from roundoff.metrics import METRICS, ROW
 
-from ..models import MODEL, BlockMark, LayerRow, ModelSample, Resolution
-from .binned import Ints, in_buckets
+from ..models import MODEL, BlockMark, LayerRow, LayerSample, ModelSample, Resolution
+from .binned import Binned, Ints, in_buckets, joined
 from .blocks import LEVELS, block_width, bucket_width, put_block, read_blocks, to_payload
 from .buckets import FOREVER
 from .samples import Scope, read_samples
@@ -51,20 +51,24 @@ class Sealing:
         """A layer of this attempt."""
         return Scope(self.resolution.run, layer, self.attempt, self.ranks)
 
-    def roll_up(self, complete: int, rows: int) -> None:
-        """Go on where the last batch left off. Steps below `complete` are final; `rows` have just come in."""
+    def roll_up(self, complete: int, rows: int) -> bool:
+        """Go on where the last batch left off. Steps below `complete` are final; `rows` have just come in.
+
+        Whether nothing of them is left to do.
+        """
         mark = self._mark()
         if mark is None:
-            return
+            return True
         last = self.session.scalar(select(func.max(LayerRow.layer)).where(LayerRow.run == mark.run)) or MODEL
         work = ROWS_EACH * rows + ROWS_AT_LEAST
         while work > 0:
             if mark.layer > last and not self._to_next_block(mark):
-                return
+                return True
             if mark.step + block_width(self.unit, 1) > complete:
-                return
+                return True
             work -= LOOK + self._seal(mark.layer, mark.step, mark.previous)
             mark.layer += 1
+        return False
 
     def again(self, layers: Ints, steps: Ints) -> None:
         """Roll up once more what rows of `layers` at `steps` have changed."""
@@ -151,22 +155,27 @@ class Sealing:
         end = start + block_width(self.unit, 1)
         found = read_samples(self.session, self.scope(layer), (start, end), ROW, tuple(METRICS.values()))
         if len(found):
-            payload = to_payload(in_buckets(found, self.unit), start, self.unit)
+            parts = [found]
+            if self.resolution.thinned and layer != MODEL:
+                parts += [self._read(layer, 1, (start, end))]
+                self.session.execute(delete(LayerSample).where(*self.scope(layer).within((start, end))))
+            payload = to_payload(joined(parts, self.unit), start, self.unit)
             put_block(self.session, self._key(layer, 1, start), payload)
         return len(found) * len(self.ranks)
 
     def _seal_blocks(self, layer: int, start: int, level: int) -> None:
         width = bucket_width(self.unit, level)
         steps = (start, start + block_width(self.unit, level))
-        found = read_blocks(
-            self.session, self.resolution.run, layer, self.attempt, level - 1, self.unit, steps
-        )
+        found = self._read(layer, level - 1, steps)
         if len(found):
             put_block(
                 self.session,
                 self._key(layer, level, start),
                 to_payload(in_buckets(found, width), start, width),
             )
+
+    def _read(self, layer: int, level: int, steps: tuple[int, int]) -> Binned:
+        return read_blocks(self.session, self.resolution.run, layer, self.attempt, level, self.unit, steps)
 
     def _key(self, layer: int, level: int, step: int) -> dict[str, int]:
         return {

@@ -16,7 +16,7 @@ from roundoff.wire import Series
 
 from ..models import MODEL, GroupSample, LayerRow, Run, ScalarName, ScalarValue
 from .binned import Binned, Floats, figure, in_buckets, joined, nothing
-from .buckets import Conditions, Extent, Window, extent, reads, shown, start
+from .buckets import FOREVER, Conditions, Extent, Window, extent, reads, shown, start
 from .grouped import group_samples
 from .history import History, open_history
 from .ingest import digest
@@ -116,7 +116,7 @@ def _read(
     span = Extent(
         min(span.first for span in spans), max(span.last for span in spans), max(span.count for span in spans)
     )
-    width = span.bucket(points)
+    width = history.width(layers[0], span, points)
     return joined([history.read(layer, width) for layer in layers], width), width
 
 
@@ -125,14 +125,17 @@ def _read_many(
 ) -> tuple[Binned, int]:
     """Of many layers: from the run's strips, or summed by the database for a part of the steps."""
     whole = not window.apart and window.from_step is None and window.to_step is None
-    strips = read_strips(session, window.run, history.names) if whole else None
+    strips = read_strips(session, window.run, history.names) if whole or history.thinned else None
     if strips is not None and len(strips.step):
         width = suitable_width(strips.step, strips.width, points)
         inside = np.array(layers) - 1
         sums = {name: table[:, inside].sum(axis=1) for name, table in strips.tables.items()}
         samples = strips.samples[:, inside].sum(axis=1)
-        found = Binned(strips.step[samples > 0], samples[samples > 0], {})
-        found.sums = {name: column[samples > 0] for name, column in sums.items()}
+        seen = (samples > 0) & (strips.step >= (window.from_step or 0))
+        seen &= strips.step <= (FOREVER if window.to_step is None else window.to_step)
+        found = Binned(
+            strips.step[seen], samples[seen], {name: column[seen] for name, column in sums.items()}
+        )
         return in_buckets(found, width), width
     span = history.extent(MODEL, points) or history.extent(layers[0], points)
     width = 1 if span is None else span.bucket(points)

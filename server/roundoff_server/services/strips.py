@@ -61,8 +61,11 @@ def build(session: Session, resolution: Resolution, window: Window) -> None:
 
 def cut(session: Session, resolution: Resolution, window: Window, first_step: int) -> None:
     """Forget what lies from `first_step` on, where a new attempt begins; `window` has that attempt already."""
-    _drop(session, resolution.run, first_step - first_step % resolution.strip_width, None)
-    if first_step % resolution.strip_width:
+    width = resolution.strip_width
+    # Of a thinned run the bucket that is cut stays whole: nothing tells its halves apart any more.
+    begin = -(-first_step // width) * width if resolution.thinned else first_step - first_step % width
+    _drop(session, resolution.run, begin, None)
+    if first_step % resolution.strip_width and not resolution.thinned:
         rebuild(session, resolution, window, [first_step])
 
 

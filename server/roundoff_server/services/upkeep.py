@@ -99,7 +99,8 @@ class Upkeep:
         low = self.attempt.first_step if self.attempt.number > 1 else 0
         high = FOREVER if self.attempt.end_step is None else self.attempt.end_step
         seen = (step >= low) & (step < high)
-        again = sorted({old - old % resolution.strip_width for old in self.replaced})
+        known = set() if resolution.thinned else self.replaced
+        again = sorted({old - old % resolution.strip_width for old in known})
         fresh = seen & ~np.isin(step - step % resolution.strip_width, again)
         if again:
             strips.rebuild(self.session, resolution, window(self.session, self.run), again)

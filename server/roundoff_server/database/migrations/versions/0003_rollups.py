@@ -54,9 +54,11 @@ def _resolutions() -> None:
         _key("run"),
         sa.Column("strip_width", sa.BigInteger(), nullable=False),
         sa.Column("unit", sa.BigInteger(), nullable=True),
+        sa.Column("thinned", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.PrimaryKeyConstraint("run", name="pk_resolutions"),
         _owner("resolutions"),
     )
+    op.create_table("removals", _key("run"), sa.PrimaryKeyConstraint("run", name="pk_removals"))
     op.create_table(
         "block_marks",
         _key("run"),
