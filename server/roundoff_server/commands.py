@@ -62,7 +62,9 @@ def serve(
             if open_browser:
                 _open(where)
 
+        app.state.service.start_relay()
         run(app, listener, ready)
+        app.state.service.stop_relay()
         store.dispose()
 
 

@@ -52,7 +52,7 @@ def add_ingest(router: APIRouter, service: Service) -> None:
             )
         with service.database.write() as session:
             done = start(session, run_id, request, service.clock())
-        service.bus.publish(done.events)
+        service.publish(done.events)
         return done.answer
 
     def submitted(run_id: str, body: bytes) -> Future[BatchTaken]:
@@ -77,7 +77,7 @@ def add_ingest(router: APIRouter, service: Service) -> None:
             raise LookupError(f"there is no run {run_id[:140]!r}")
         with service.database.write() as session:
             remove(session, run_id)
-        service.bus.publish([Event(run_id=run_id, kind="run")])
+        service.publish([Event(run_id=run_id, kind="run")])
 
     @router.delete("/runs/{run_id}", status_code=204, responses=REFUSALS, tags=["runs"])
     async def delete_run(run_id: str) -> Response:
