@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self, TypeVar
@@ -128,6 +129,23 @@ class Client:
         return self._get(
             "alerts", AlertPage, run_id=run_id, project=project, state=state, limit=limit, cursor=cursor
         )
+
+    def export(self, run_id: str, format: str = "csv", *, table: str = "samples") -> Iterator[bytes]:  # noqa: A002
+        """A file with all rows of a run, part by part: `csv`, `ndjson` or `parquet`.
+
+        `table` is `samples` (of layers), `model`, `scalars`, `groups` or `headroom`.
+        """
+        path, asked = f"runs/{_quoted(run_id)}/export", {"format": format, "table": table}
+        try:
+            with self._http.stream("GET", path, params=asked) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _error(response, self._place)
+                yield from response.iter_bytes()
+        except httpx.HTTPError as error:
+            raise ConnectionError(
+                f"{self._place} stopped answering: {error or type(error).__name__}"
+            ) from None
 
     def delete(self, run_id: str) -> None:
         """Delete a run with all that it has. There is no way back."""

@@ -11,7 +11,7 @@ import typer
 
 from roundoff._version import __version__
 
-from . import alerts, check, delete, demo, doctor, runs, scan, version
+from . import alerts, check, delete, demo, doctor, export, runs, scan, version
 from .terminal import errors
 
 COMMANDS = "roundoff.commands"
@@ -22,6 +22,7 @@ OWN: dict[str, Callable[..., None]] = {
     "runs": runs.runs,
     "alerts": alerts.alerts,
     "delete": delete.delete,
+    "export": export.export,
     "demo": demo.demo,
     "check": check.check,
     "scan": scan.scan,

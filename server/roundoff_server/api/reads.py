@@ -34,7 +34,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _known(run_id: str) -> str:
+def known_id(run_id: str) -> str:
     """A run id that can exist. Raises LookupError."""
     if not RUN_ID.fullmatch(run_id):
         raise LookupError(f"there is no run {run_id[:140]!r}")
@@ -67,12 +67,12 @@ def add_reads(router: APIRouter, service: Service) -> None:
     @router.get("/runs/{run_id}", response_model=RunSummary, responses=REFUSALS, tags=["runs"])
     def run(run_id: str) -> Response:
         """One run as it stands."""
-        return answer(source.run(_known(run_id)))
+        return answer(source.run(known_id(run_id)))
 
     @router.get("/runs/{run_id}/layers", response_model=list[LayerHealth], responses=REFUSALS, tags=["runs"])
     def layers(run_id: str, request: Request) -> Response:
         """The layers of a run in model order."""
-        return _unless_known(request, source.version(_known(run_id)), lambda: source.layers(run_id))
+        return _unless_known(request, source.version(known_id(run_id)), lambda: source.layers(run_id))
 
     @router.get("/runs/{run_id}/series", response_model=Series, responses=REFUSALS, tags=["history"])
     def series(
@@ -91,7 +91,7 @@ def add_reads(router: APIRouter, service: Service) -> None:
         """A figure over steps, for a layer by name or id, a module by prefix, or the whole model."""
         return _unless_known(
             request,
-            source.version(_known(run_id)),
+            source.version(known_id(run_id)),
             lambda: source.series(
                 run_id,
                 metric,
@@ -115,7 +115,7 @@ def add_reads(router: APIRouter, service: Service) -> None:
         """A figure for layers × step buckets, worst layers first."""
         return _unless_known(
             request,
-            source.version(_known(run_id)),
+            source.version(known_id(run_id)),
             lambda: source.heatmap(run_id, metric, max_steps=max_steps, max_layers=max_layers),
         )
 
@@ -128,5 +128,5 @@ def add_reads(router: APIRouter, service: Service) -> None:
         cursor: Cursor = None,
     ) -> Response:
         """Alerts, newest first."""
-        known = None if run_id is None else _known(run_id)
+        known = None if run_id is None else known_id(run_id)
         return answer(source.alerts(run_id=known, project=project, state=state, limit=limit, cursor=cursor))
