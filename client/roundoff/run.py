@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import operator
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ._version import __version__
-from .delivery import Delivery, Identity, Notices, Pipeline, identify, presentable
-from .delivery.batches import End
-from .delivery.pipeline import BAD_VALUE
-from .delivery.records import Scalar
-from .delivery.values import flat, number as as_number, short
+from .delivery import Delivery, Identity, Intake, Notices, Sink, Tee, identify, presentable, termination
+from .delivery.counters import points_among
+from .delivery.opening import open_pipeline
+from .delivery.records import End
 from .settings import DEFAULT_SERVER, Settings, load
-from .wire import Layer, RunStart
+from .wire import RunStart
 
 if TYPE_CHECKING:
     import torch
 
-    from .delivery import Sample
     from .watch import Watch
     from .watch.cadence import Every
     from .wire import Alert
-
-CONTACT_S = 1.0
-"""How long `init` waits to hear from the server, so that it can print the link."""
 
 FINISH_S = 10.0
 """How long `finish` may take to send what is left."""
@@ -37,11 +33,8 @@ FINISH_S = 10.0
 UNCONFIGURED_FINISH_S = 1.0
 """The same if no server was named and none has ever answered."""
 
-STEP_BACK = "values (step went back)"
-SAMPLE_BACK = "points (step went back)"
-MANY_NAMES = "values (too many names)"
-MAX_NAMES = 10_000
-MAX_STEP = 2**63 - 1
+PREEMPTED_S = 1.0
+"""How long a SIGTERM is held up, so that the run can be marked."""
 
 _ordinals = itertools.count()
 
@@ -54,35 +47,49 @@ def init(
     server: str | None = None,
     token: str | None = None,
     mode: str | None = None,
+    spool: str | PathLike[str] | None = None,
     run_id: str | None = None,
+    resume: Mapping[str, Any] | None = None,
     tags: Sequence[str] = (),
-    first_step: int = 0,
+    first_step: int | None = None,
 ) -> Run:
     """Start a run, or a new attempt of one.
 
     `config` is a mapping, dataclass or namespace that is shown with the run; values that look secret are
-    masked before they leave. `server` and `token` come from `ROUNDOFF_SERVER` and `ROUNDOFF_TOKEN` or the
-    settings file if not given; without any server one is looked for on the default address. `run_id` makes
-    a restart continue the same run, `first_step` being the step at which it continues. `mode="disabled"`
-    makes every call a no-op. Waits about a second for the server at most and goes on without it.
+    masked before they leave. `server`, `token` and `spool` come from `ROUNDOFF_SERVER`, `ROUNDOFF_TOKEN` and
+    `ROUNDOFF_SPOOL` or the settings file if not given; without any server one is looked for on the default address.
+    `mode="offline"` keeps everything in the spool for `roundoff sync`, `mode="disabled"` makes every call a no-op.
+    Waits about a second for the server at most and goes on without it.
 
-    Raises `SettingsError` (a ValueError) for a setting that cannot be used, ValueError for a run id, name or
-    step that cannot be.
+    `resume` is what `Run.state_dict` gave, from a checkpoint, or None if there is none yet: the restart goes on with
+    that run where the checkpoint was saved. `run_id` and `first_step` say the same by hand, and come first.
+
+    Raises `SettingsError` (a ValueError) for a setting that cannot be used, ValueError for a run id, name, step or
+    state that cannot be.
     """
-    settings = load(server=server, token=token, mode=mode)
-    identity = identify(run_id, project, name, next(_ordinals))
+    settings = load(server=server, token=token, mode=mode, spool=spool)
+    saved = _resumed(resume)
+    identity = identify(run_id, project, name, next(_ordinals), saved=saved.get("run_id"))
     start = RunStart(
         project=project,
         name=name if name is not None else f"run {identity.run_id[-8:]}",
         config=presentable(config),
         tags=list(tags),
         token=identity.token,
-        first_step=first_step,
+        first_step=first_step if first_step is not None else saved.get("step", 0),
         rank=identity.rank,
         world_size=identity.world_size,
         client=f"roundoff {__version__}, Python {sys.version.split()[0]}",
     )
     return Run(identity, start, settings)
+
+
+def _resumed(state: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if state is None:
+        return {}
+    if not isinstance(state.get("run_id"), str) or not isinstance(state.get("step"), int):
+        raise ValueError(f"resume takes what Run.state_dict() gave, a run_id and a step, not {state!r:.200}")
+    return state
 
 
 class Run:
@@ -96,14 +103,16 @@ class Run:
         self._identity, self._start, self._settings = identity, start, settings
         self._notices = Notices(quiet=identity.rank != 0)
         self._server = settings.server or DEFAULT_SERVER
-        self._steps: dict[str, int] = {}
-        self._next_step = start.first_step
         self._watch: Watch | None = None
-        self._over = False
+        self._over = self._preempted = False
         self._failure = getattr(sys, "last_value", None)
-        self._pipeline = self._connect() if settings.mode == "online" else None
+        enabled = settings.mode != "disabled"
+        self._pipeline = open_pipeline(settings, identity.run_id, start, self._notices) if enabled else None
+        self._intake: Intake | None = None
         if self._pipeline is not None:
+            self._intake = Intake(self._pipeline, self._notices, start.first_step)
             atexit.register(self._at_exit)
+            termination.attend(self)
 
     @property
     def id(self) -> str:
@@ -137,14 +146,16 @@ class Run:
         optimizer: torch.optim.Optimizer,
         *,
         every: Every = "auto",
+        mirror: Sink | None = None,
         **options: Any,
     ) -> Watch | None:
         """Measure steps of `optimizer`, every `every`-th or as many as a run of any length needs, and send them.
 
-        `every` and `options` are those of `roundoff.watch`. A watch that cannot be made is a warning that says why, and
-        None is returned; so it is when the run is disabled.
+        `every` and `options` are those of `roundoff.watch`; `mirror` is given all samples as well
+        (`roundoff.integrations.mirror` makes some for other trackers). A watch that cannot be made is a warning that
+        says why, and None is returned; so it is when the run is disabled.
         """
-        if self._pipeline is None or self._over:
+        if self._intake is None or self._over:
             return None
         if self._watch is not None:
             self._notices.warn(
@@ -155,7 +166,8 @@ class Run:
         try:
             from .watch import watch
 
-            self._watch = watch(model, optimizer, every=every, sink=_RunSink(self), **options)
+            sink: Sink = self._intake if mirror is None else Tee(self._intake, mirror)
+            self._watch = watch(model, optimizer, every=every, sink=sink, **options)
         except Exception as error:  # noqa: BLE001 - a mistake here must not end a training
             self._notices.warn(f"the optimizer is not watched: {error}")
         return self._watch
@@ -166,24 +178,26 @@ class Run:
         Values are numbers or one-element tensors; a mapping inside becomes `outer/inner`. Values on a device
         are read later, without waiting for it. What is not a number is dropped, counted and warned of once.
         """
-        pipeline = self._pipeline
-        if pipeline is None or not pipeline.open:
-            return
-        kept: dict[str, float | Scalar] = {}
-        try:
-            at = self._next_step if step is None else operator.index(step)
-            if not 0 <= at < MAX_STEP:
-                raise ValueError(f"a step is 0 or more, not {at}")
-            for name, value in flat(values):
-                self._keep(kept, name, value, at)
-        except Exception as error:  # noqa: BLE001 - whatever a caller's object raises
-            pipeline.counts.take(len(kept) + 1)
-            pipeline.counts.drop(BAD_VALUE, len(kept) + 1)
-            self._notices.warn_once("log", f"log({short(values)}, step={short(step)}) is dropped: {error}")
-            return
-        self._next_step = max(self._next_step, at + 1)
-        if kept:
-            pipeline.log(at, kept)
+        if self._intake is not None:
+            self._intake.log(values, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs so that a restart goes on with this run: `init(resume=…)`. Plain JSON data.
+
+        `step` is the one after the last that was logged or taken, where the restart begins.
+        """
+        logged = self._intake.next_step if self._intake is not None else self._start.first_step
+        taken = self._watch.step if self._watch is not None else 0
+        return {"run_id": self.id, "step": max(logged, taken)}
+
+    def expect_pause(self, seconds: float) -> None:
+        """Say before a long checkpoint or evaluation that this process may not be heard of for `seconds`.
+
+        The server then takes the run for stale that much later, this once; a process that lives is heard of three
+        times a minute by itself, so only what stops all its threads needs this.
+        """
+        if self._pipeline is not None:
+            self._pipeline.be_patient(seconds)
 
     def alerts(self) -> list[Alert]:
         """The alerts of this run that are pending or firing, asked from the server (waits up to 5 s).
@@ -216,61 +230,36 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         clean = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        self._end("finished" if clean else "crashed", FINISH_S)
+        try:
+            self._end("finished" if clean else "crashed", FINISH_S)
+        except KeyboardInterrupt:
+            if error is None:
+                raise
 
     def __repr__(self) -> str:
         return f"<roundoff.Run {self.project}/{self.name} {self.id}>"
 
-    def _connect(self) -> Pipeline | None:
-        try:
-            pipeline = Pipeline(self._server, self._settings.token, self.id, self._start, self._notices)
-        except RuntimeError as error:  # no thread can be started
-            self._notices.warn(f"nothing is sent: {error}")
-            return None
-        pipeline.wait_for_contact(CONTACT_S)
-        shown = f"{self.project}/{self.name}"
-        if pipeline.started is not None:
-            self._notices.say(f"{shown} at {self._server}/{pipeline.started.page.lstrip('/')}")
-        elif self._settings.server:
-            why = pipeline.state().problem or "no answer yet"
-            self._notices.say(
-                f"{shown}: no server at {self._server} ({why}). Training goes on, data waits in memory."
-            )
-        else:
-            self._notices.say(
-                f"{shown}: no server configured and none at {self._server}. Training goes on, data waits in "
-                "memory; start one with `roundoff serve`, or name it in ROUNDOFF_SERVER."
-            )
-        return pipeline
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker that is spawned gets what it was given pickled: for it this is a run that does nothing.
+        settings = self._settings.model_copy(update={"mode": "disabled", "token": None})
+        return Run, (self._identity, self._start, settings)
 
-    def _keep(self, kept: dict[str, float | Scalar], name: str, value: object, step: int) -> None:
-        """Put one value into `kept`, or count why it is not."""
-        assert self._pipeline is not None
-        counts = self._pipeline.counts
-        last = self._steps.get(name, -1)
-        if step < last:
-            counts.take(1)
-            counts.drop(STEP_BACK)
-            self._notices.warn_once("step", _went_back(f"the step of {name!r}", last, step))
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def _preempt(self, at_once: bool) -> None:
+        """Mark the run: SIGTERM has come. Called by the handler, between two lines of the training."""
+        if self._pipeline is None or self._over:
             return
-        number = as_number(value)
-        if number is None or not 0 < len(name) <= 1024:
-            counts.take(1)
-            counts.drop(BAD_VALUE)
-            text = f"{name[:100]!r} is {short(value)} ({type(value).__name__}), not a number; it is dropped"
-            self._notices.warn_once("value", f"log: {text}")
-        elif last < 0 and len(self._steps) >= MAX_NAMES:
-            counts.take(1)
-            counts.drop(MANY_NAMES)
-            self._notices.warn_once(
-                "names",
-                f"more than {MAX_NAMES:,} names are logged; {name[:100]!r} and other new ones are dropped",
-            )
+        self._preempted = True
+        if at_once:
+            self._over = True
+            self._pipeline.finish("preempted", PREEMPTED_S)
         else:
-            self._steps[name] = step
-            kept[name] = number
+            self._pipeline.announce("preempted")
 
     def _end(self, end: End | None, timeout: float) -> None:
+        """End or close the run. Raises KeyboardInterrupt if that comes meanwhile, with everything in the spool."""
         pipeline = self._pipeline
         if self._over or pipeline is None or not pipeline.open:
             return
@@ -279,24 +268,34 @@ class Run:
         began = time.monotonic()
         if self._settings.server is None and pipeline.started is None:
             timeout = min(timeout, UNCONFIGURED_FINISH_S)
-        verdict = self._let_go()
-        delivered = pipeline.finish(end, timeout - (time.monotonic() - began))
-        if verdict:
-            self._notices.say(verdict)
-        if delivered:
-            self._notices.say(f"{self.project}/{self.name} at {self.page}")
-        else:
-            self._say_what_is_missing(pipeline.state())
-
-    def _say_what_is_missing(self, state: Delivery) -> None:
-        lost = sum(number for reason, number in state.dropped.items() if reason.startswith("points"))
-        why = f" ({state.problem})" if state.problem else ""
-        if lost:
-            self._notices.say(
-                f"{lost:,} of {state.taken:,} points were not delivered to {self._server}{why}."
+        delivered = False
+        try:
+            verdict = self._let_go()
+            delivered = pipeline.finish(
+                "preempted" if end and self._preempted else end, timeout - (time.monotonic() - began)
             )
-        else:
-            self._notices.say(f"the end of the run was not delivered to {self._server}{why}.")
+            if verdict:
+                self._notices.say(verdict)
+        finally:
+            termination.dismiss(self)
+            self._say_where_it_is(delivered, pipeline.state())
+
+    def _say_where_it_is(self, delivered: bool, state: Delivery) -> None:
+        shown = f"{self.project}/{self.name}"
+        if delivered:
+            self._notices.say(f"{shown} at {self.page}")
+            return
+        why = f" ({state.problem})" if state.problem else ""
+        lost = points_among(state.dropped)
+        if state.spooled:
+            self._notices.say(
+                f"{state.spooled:,} of {state.taken:,} points wait in {self._settings.spool_folder}{why}; "
+                "send them with `roundoff sync`."
+            )
+        elif not lost:
+            self._notices.say(f"the end of {shown} was not delivered to {self._server}{why}.")
+        if lost:
+            self._notices.say(f"{lost:,} of {state.taken:,} points were dropped: {_listed(state.dropped)}.")
 
     def _let_go(self) -> str:
         """Detach the watch; its verdict in a line or two."""
@@ -312,37 +311,9 @@ class Run:
     def _at_exit(self) -> None:
         failure = getattr(sys, "last_value", None)
         crashed = failure is not None and failure is not self._failure
-        self._end("crashed" if crashed else "finished", FINISH_S)
+        with suppress(KeyboardInterrupt):
+            self._end("crashed" if crashed else "finished", FINISH_S)
 
 
-class _RunSink:
-    """Where the watch of a run puts what it measures. Neither call blocks or raises."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._last = -1
-
-    def declare(self, layers: Sequence[Layer]) -> None:
-        if (pipeline := self._run._pipeline) is not None:
-            pipeline.declare(layers)
-
-    def sample(self, sample: Sample) -> None:
-        pipeline = self._run._pipeline
-        if pipeline is None or not pipeline.open:
-            return
-        if sample.step <= self._last:
-            pipeline.counts.take(1)
-            pipeline.counts.drop(SAMPLE_BACK)
-            self._run._notices.warn_once(
-                "sample", _went_back("the optimizer's step", self._last, sample.step)
-            )
-            return
-        self._last = sample.step
-        pipeline.sample(sample)
-
-
-def _went_back(what: str, last: int, step: int) -> str:
-    return (
-        f"{what} went back from {last} to {step}; what is older than {last} is dropped. After loading a "
-        f"checkpoint begin a new attempt: roundoff.init(run_id=..., first_step={step})"
-    )
+def _listed(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from pydantic import ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 DEFAULT_SERVER = "http://127.0.0.1:8765"
@@ -23,7 +23,7 @@ FILE_NAME = "roundoff.toml"
 SERVER_KEYS = frozenset({"admin_token", "database_url", "host", "insecure", "port"})
 """Keys of the server's settings in the same file; the client passes over them."""
 
-Mode = Literal["online", "disabled"]
+Mode = Literal["online", "offline", "disabled"]
 
 
 class SettingsError(ValueError):
@@ -35,8 +35,9 @@ class Settings(BaseSettings):
 
     - `server`: address of the server; None looks for one on the default address
     - `token`: access token sent to the server
-    - `spool`: folder for data that could not be sent yet; not in use yet
-    - `mode`: `online`, or `disabled`, which makes every call of a run a no-op
+    - `spool`: folder for data on its way to the server
+    - `spool_mib`: how much of it one process keeps at most, in MiB
+    - `mode`: `online`; `offline`, which sends nothing; or `disabled`, which makes every call of a run a no-op
     """
 
     model_config = SettingsConfigDict(env_prefix="ROUNDOFF_", extra="forbid", env_ignore_empty=True)
@@ -44,7 +45,13 @@ class Settings(BaseSettings):
     server: str | None = None
     token: str | None = None
     spool: Path | None = None
+    spool_mib: int = Field(1024, ge=1)
     mode: Mode = "online"
+
+    @property
+    def spool_folder(self) -> Path:
+        """The spool: as set, else in the user's folder for state."""
+        return self.spool or platformdirs.user_state_path("roundoff") / "spool"
 
     @field_validator("server")
     @classmethod
@@ -55,13 +62,6 @@ class Settings(BaseSettings):
         if not address.startswith(("http://", "https://")):
             raise ValueError("an address begins with http:// or https://, for instance " + DEFAULT_SERVER)
         return address.rstrip("/")
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _no_spool_yet(cls, mode: object) -> object:
-        if mode == "offline":
-            raise ValueError("mode 'offline' needs the spool, which this version does not have; use 'online'")
-        return mode
 
     @classmethod
     def settings_customise_sources(

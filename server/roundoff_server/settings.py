@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 FILE_NAME = "roundoff.toml"
 
-CLIENT_KEYS = frozenset({"server", "token", "spool", "mode"})
+CLIENT_KEYS = frozenset({"server", "token", "spool", "spool_mib", "mode"})
 """Keys of the client's settings in the same file; the server passes over them."""
 
 

@@ -23,7 +23,7 @@ def write(folder: Path, text: str) -> None:
 
 
 def test_defaults(folder: Path) -> None:
-    assert load() == Settings(server=None, token=None, spool=None, mode="online")
+    assert load() == Settings(server=None, token=None, spool=None, spool_mib=1024, mode="online")
 
 
 def test_argument_beats_environment_beats_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_broken_toml_is_named(folder: Path) -> None:
 
 
 def test_wrong_values_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"mode = 'offlne'.*'online' or 'disabled'"):
+    with pytest.raises(SettingsError, match=r"mode = 'offlne'.*'online', 'offline' or 'disabled'"):
         load(mode="offlne")
-    with pytest.raises(SettingsError, match="needs the spool"):
-        load(mode="offline")
+    with pytest.raises(SettingsError, match="spool_mib = 0"):
+        load(spool_mib=0)
     with pytest.raises(SettingsError, match="begins with http://"):
         load(server="ftp://x")
     monkeypatch.setenv("ROUNDOFF_MODE", "of")

@@ -12,8 +12,8 @@ import torch
 from samples import layers, sample
 
 import roundoff
+from roundoff.delivery.intake import MANY_NAMES, SAMPLE_BACK, STEP_BACK
 from roundoff.delivery.pipeline import BAD_VALUE
-from roundoff.run import MANY_NAMES, SAMPLE_BACK, STEP_BACK
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308])
@@ -142,10 +142,9 @@ def test_a_step_that_goes_back_is_dropped_with_one_warning(
 
 
 def test_a_sample_that_goes_back_is_dropped(scripted: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from roundoff.run import _RunSink
-
     run = roundoff.init("p", server=scripted.url)
-    sink = _RunSink(run)
+    sink = run._intake
+    assert sink is not None
     sink.declare(layers(2))
     for step in (5, 3, 5, 6):
         sink.sample(sample(step))
@@ -156,7 +155,7 @@ def test_a_sample_that_goes_back_is_dropped(scripted: Any, caplog: pytest.LogCap
 
 
 def test_names_are_bounded(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roundoff.run.MAX_NAMES", 3)
+    monkeypatch.setattr("roundoff.delivery.intake.MAX_NAMES", 3)
     run = roundoff.init("p", server=scripted.url)
     for number in range(5):
         run.log({f"x{number}": 1.0}, step=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -138,7 +140,7 @@ def test_without_a_server_training_goes_on(
     run.finish(timeout=1)
     assert time.monotonic() - began < 1.5
     assert sorted(took)[int(0.99 * len(took))] < 1e-3
-    assert "20,000 of 20,000 points were not delivered" in caplog.text
+    assert "20,000 of 20,000 points wait in" in caplog.text
 
 
 def test_without_any_server_one_line_says_so(
@@ -242,7 +244,23 @@ def test_a_forked_child_leaves_the_parents_run_alone(scripted: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert [value for _, _, value in scripted.scalars()] == [1.0, 3.0]
     assert [batch.end for batch in scripted.batches if batch.end] == ["finished"]
-    assert done.stderr.count("roundoff:") == 2  # the parent's link, when it begins and when it ends
+    assert done.stderr.count("roundoff: p/n at") == 2  # the parent's link, when it begins and when it ends
+    assert done.stderr.count("its calls are dropped and counted") == 1
+    assert scripted.batches[-1].dropped == {"calls (in a forked process)": 1}
+
+
+def test_a_spawned_worker_gets_a_run_that_does_nothing(scripted: Any) -> None:
+    run = roundoff.init("p", server=scripted.url, token="hunter2-hunter2")
+    sent = pickle.dumps({"run": run, "size": 3})
+    assert b"hunter2" not in sent
+    there = pickle.loads(sent)["run"]
+    there.log({"x": 1.0})
+    there.finish()
+    assert (there.id, there.delivery.taken) == (run.id, 0)
+    assert copy.deepcopy({"run": run})["run"] is run
+    run.log({"x": 2.0})
+    run.finish()
+    assert [value for _, _, value in scripted.scalars()] == [2.0]
 
 
 def test_only_the_first_rank_speaks(
@@ -263,7 +281,8 @@ def test_only_the_first_rank_speaks(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "offline"}, "spool"),
+        ({"mode": "of line"}, "offline"),
+        ({"resume": {"run_id": 3}}, "state_dict"),
         ({"server": "gopher://x"}, "begins with http"),
         ({"run_id": "a/b"}, "cannot be used"),
         ({"name": ""}, "name"),

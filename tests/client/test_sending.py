@@ -13,7 +13,7 @@ from samples import layers, sample
 from scripted_server import Answer, Scripted, problem
 
 import roundoff
-from roundoff.delivery.sender import REFUSED, UNSENT
+from roundoff.delivery.sender import REFUSED
 
 
 def begin(server: Scripted, **settings: Any) -> roundoff.Run:
@@ -161,7 +161,7 @@ def test_a_server_that_lost_the_run_gets_it_again(scripted: Scripted) -> None:
     assert run.delivery.sent == 2
 
 
-def test_a_run_that_is_refused_costs_its_data_and_nothing_else(
+def test_a_run_that_is_refused_stays_in_the_spool(
     scripted: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripted.script = lambda method, body: problem(422, "version 1 is not read here")
@@ -171,7 +171,7 @@ def test_a_run_that_is_refused_costs_its_data_and_nothing_else(
     run.finish()
     assert time.monotonic() - began < 3
     assert "version 1 is not read here" in caplog.text
-    assert sum(run.delivery.dropped.values()) == 1
+    assert (run.delivery.spooled, run.delivery.dropped) == (1, {})
 
 
 def test_data_is_sent_within_about_a_second(scripted: Scripted) -> None:
@@ -212,8 +212,8 @@ def test_finish_is_in_time_whatever_the_server_does(
     began = time.monotonic()
     run.finish(timeout=2)
     assert time.monotonic() - began < 2.5
-    assert run.delivery.dropped == {UNSENT: 5000}
-    assert "5,000 of 5,000 points were not delivered" in caplog.text
+    assert (run.delivery.spooled, run.delivery.dropped) == (5000, {})
+    assert "5,000 of 5,000 points wait in" in caplog.text
 
 
 def test_the_token_is_sent_and_never_shown(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(pattern))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_server(start_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real server for tests that look at their own runs only."""
     with start_server(f"sqlite:///{tmp_path_factory.mktemp('shared') / 'served.db'}") as running:

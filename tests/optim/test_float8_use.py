@@ -320,7 +320,7 @@ def test_a_watch_measures_them_and_names_a_cure() -> None:
     training = Training("light", E4M3, lr=1e-4)
     watch = roundoff.watch(training.model, training.optimizer, every=1)
     training.advance(1, 12)
-    strategies = {member.name: member.strategy for member in watch._members}
+    strategies = {layer.name: layer.strategy for layer in watch.layers}
     assert strategies == {"first": "float8-light", "second": "float8-light", "norm": "plus"}
     advice = cure([*strategies.values(), "float32"])
     assert advice is not None

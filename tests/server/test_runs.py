@@ -27,6 +27,20 @@ def test_silence_is_stale_and_data_heals_it(api: Api) -> None:
     assert api.get("runs/r1")["state"] == "finished"
 
 
+def test_what_an_earlier_attempt_left_is_no_promise_of_the_present_one(api: Api) -> None:
+    api.put(s.start("t1", promise_s=60))
+    api.put(s.start("t2", first_step=9, promise_s=600))
+    api.post(s.batch(0, "w2", attempt=2, promise_s=600))
+    api.clock.now += 100
+    api.put(s.start("t1", promise_s=1))
+    api.post(s.batch(0, "w1", attempt=1, promise_s=1))
+    api.clock.now += 499
+    assert api.get("runs/r1")["state"] == "running"
+    api.post(s.batch(1, "w1", attempt=1, promise_s=10_000))
+    api.clock.now += 2
+    assert api.get("runs/r1")["state"] == "stale"
+
+
 def test_a_run_ends_when_all_its_writers_have(api: Api) -> None:
     api.put(s.start(world_size=2))
     api.post(s.batch(0, "w0"))

@@ -144,16 +144,16 @@ def test_the_cheapest_that_loses_less_than_one_per_cent() -> None:
     assert {one.strategy for one in advice("none", F16, 1e-4, 0.95).options} == set(STRATEGIES) - {"exact"}
 
 
-def watched(steps: int, *, every: int = 1, lr: float = 1e-3) -> tuple[nn.Module, AdamW, roundoff.watch.Watch]:
+def watched(steps: int, *, lr: float = 1e-3, **options: int) -> tuple[nn.Module, AdamW, roundoff.watch.Watch]:
     model = model_of()
     optimizer = AdamW(model.parameters(), lr=lr)
-    watch = roundoff.watch(model, optimizer, every=every, sink=Collected())
+    watch = roundoff.watch(model, optimizer, every=1, sink=Collected(), **options)
     train(model, optimizer, steps)
     return model, optimizer, watch
 
 
 def test_advice_on_a_watched_run() -> None:
-    *_, watch = watched(40)
+    *_, watch = watched(40, headroom_every=1)
     with watch:
         told = watch.advise()
     assert told.used == ("AdamW",)

@@ -113,6 +113,20 @@ def test_layers_cross_when_the_forecast_says() -> None:
     assert lines["near_one"] == 1.0
     assert "near_one: " in str(told)
     assert "the model: 10 % of updates lost from step" in str(told)
+    first = told.model[0]
+    assert str(told).endswith(
+        f"What would have to change: a learning rate that stays above {first.lr:.2g}, which step {first.step:,} has, "
+        'or CollageAdamW(…, strategy="plus"), 12 bytes per parameter instead of 8.'
+    )
+
+
+def test_what_is_lost_from_the_first_step_on_is_not_put_down_to_the_schedule() -> None:
+    *_, watching = train(None, 5)
+    with watching:
+        told = watching.forecast({10: 1e-6, 11: 1e-7})
+        none = watching.forecast({10: 1e-1, 11: 1e-1})
+    assert told.change.startswith("What would have to change: CollageAdamW(")
+    assert (none.model, none.change) == ((), "")
 
 
 def test_a_table_of_learning_rates() -> None:
@@ -133,6 +147,7 @@ def test_pairs_are_told_later_and_exact_masters_nothing() -> None:
     assert min(one.step for one in pair.layers["near_one"]) > 8
     assert master.model == ()
     assert master.layers == {}
+    assert 'strategy="exact"' in pair.change
     assert str(master) == "the model: no level is crossed on this schedule"
 
 

@@ -276,3 +276,27 @@ def test_after_a_step_that_failed_steps_are_counted_as_ever() -> None:
     train(model, optimizer, 2)
     assert watch.step == 4
     assert [one.step for one in sink.samples] == [0, 1, 2, 3]
+
+
+class OneBeta(Optimizer):
+    """Signs of a running mean; its group has a single beta."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-3, "betas": (0.9,)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                mean = self.state[param].setdefault("exp_avg", torch.zeros_like(param))
+                mean.lerp_(param.grad, 1 - group["betas"][0])
+                param.add_(mean.sign(), alpha=-group["lr"])
+
+
+def test_a_group_with_one_beta_is_measured() -> None:
+    model, sink = model_of(), Collected()
+    optimizer = OneBeta(model.parameters())
+    with roundoff.watch(model, optimizer, every=1, sink=sink):
+        train(model, optimizer, 3)
+    assert [sample.step for sample in sink.samples] == [0, 1, 2]
+    assert all(torch.as_tensor(sample.sums)[:, ROW.index("attempted")].gt(0).all() for sample in sink.samples)

@@ -11,7 +11,7 @@ import typer
 
 from roundoff._version import __version__
 
-from . import alerts, check, delete, demo, doctor, export, runs, scan, version
+from . import alerts, check, delete, demo, doctor, export, runs, scan, sync, version
 from .terminal import errors
 
 COMMANDS = "roundoff.commands"
@@ -26,6 +26,7 @@ OWN: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
     "check": check.check,
     "scan": scan.scan,
+    "sync": sync.sync,
     "doctor": doctor.doctor,
 }
 

@@ -6,7 +6,6 @@ import gzip
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Literal
 
 from roundoff.metrics import COUNTS, HEADROOM_BINS, ROW
 from roundoff.wire import (
@@ -19,9 +18,7 @@ from roundoff.wire import (
     Scalars,
 )
 
-from .records import HISTOGRAM, Declared, Logged, Record, Rows
-
-End = Literal["finished", "crashed", "preempted"]
+from .records import HISTOGRAM, Declared, End, Logged, Record, Rows
 
 
 def build_batch(

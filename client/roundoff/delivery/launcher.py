@@ -37,16 +37,22 @@ class Identity:
 
 
 def identify(
-    run_id: str | None, project: str, name: str | None, ordinal: int, env: Mapping[str, str] | None = None
+    run_id: str | None,
+    project: str,
+    name: str | None,
+    ordinal: int,
+    env: Mapping[str, str] | None = None,
+    saved: str | None = None,
 ) -> Identity:
     """The identity of the `ordinal`-th run (from 0) that this process starts.
 
-    The run id, in this order: `run_id`, `ROUNDOFF_RUN_ID`, a hash of the launcher's job id, a new UUIDv7.
+    The run id, in this order: `run_id`, `ROUNDOFF_RUN_ID`, `saved` from a checkpoint, a hash of the launcher's job id,
+    a new UUIDv7.
     Raises ValueError for an id that cannot stand in a path.
     """
     env = os.environ if env is None else env
     job = find_job(env)
-    chosen = run_id if run_id is not None else env.get("ROUNDOFF_RUN_ID") or None
+    chosen = run_id if run_id is not None else env.get("ROUNDOFF_RUN_ID") or saved
     if chosen is not None and not _RUN_ID.fullmatch(chosen):
         raise ValueError(
             f"run id {chosen!r} cannot be used: 1 to 128 letters, digits, '.', '_', '~' or '-', "

@@ -18,8 +18,8 @@ class _Terminal(logging.Handler):
             return
         try:
             sys.stderr.write(f"roundoff: {record.getMessage()}\n")
-        except (OSError, ValueError, AttributeError):
-            return  # standard error is closed or was never there; nobody is left to tell
+        except (OSError, ValueError, AttributeError, RuntimeError):
+            return  # standard error is closed, was never there, or is just being written to below a signal's handler
 
 
 logger = logging.getLogger("roundoff")
@@ -42,6 +42,11 @@ class Notices:
     def warn(self, text: str) -> None:
         """A warning."""
         logger.warning("%s", text)
+
+    def warn_first(self, text: str) -> None:
+        """A warning that is the same on all ranks: the first one gives it."""
+        if not self._quiet:
+            self.warn(text)
 
     def warn_once(self, kind: str, text: str) -> None:
         """A warning, the first time that one of this kind is due."""

@@ -1,74 +1,88 @@
-"""Delivery of one run: inbox → collector → backlog → sender, each bounded, the two threads daemons.
+"""Delivery of one run: inbox → collector → store → sender, each bounded, the two threads daemons.
 
-The training thread only appends to the inbox. The collector turns what it finds there into numbers whether
-or not a server answers, so nothing of the device is held for long; a spool will take its place between the
-two. The sender talks to the server.
+The training thread only appends to the inbox. The collector turns what it finds there into numbers and puts them
+into the store, on disk if that takes them, whether or not a server answers. The sender talks to the server; an offline
+run has none, and its spool is sent later.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from roundoff.wire import Layer, RunStart, RunStarted
+from roundoff.wire import Layer, RunStarted
 
-from .batches import End
-from .counters import Counts, Delivery
+from .counters import Delivery, Ledger
+from .forking import belongs_here
 from .notices import Notices
-from .queue import BACKLOG_BYTES, INBOX_BYTES, Backlog, Handed, Inbox
-from .records import Declared, Logged, Record, Scalar, rows_of
+from .queue import BACKLOG_BYTES, INBOX_BYTES, LAYER_ROWS, Backlog, Handed, Inbox
+from .records import Declared, Dropped, End, Ended, Logged, Record, Scalar, rows_of
 from .sample import Sample
-from .sender import UNSENT, Phase, Sender
+from .sender import EARLY_RECORDS, Phase, Sender, Source
+from .spool import FORKED_CALLS as FORKED, Spool
+from .store import Store
+from .transmitter import Transmitter
 
-COLLECT_S = 0.1
+COLLECT_S = 0.05
 """How long something handed over waits until it is read, unless there is much of it."""
 
-BREATH_RECORDS, BREATH_S = 32, 0.0005
-"""So many records are read at a stretch, then the interpreter lock is left to the training thread: a thread
-that wants the lock waits up to 5 ms for one that keeps it."""
+STRETCH_S, STRETCH_RECORDS, BREATH_S = 0.0002, 16, 0.0005
+"""For so long, and so many records, are read at a stretch; then they are written and the interpreter lock is left to
+the training thread: a thread that wants the lock waits up to 5 ms for one that keeps it."""
+
+URGENT_S = 0.1
+"""What has waited for longer than this is written without such a pause."""
+
+LAST_S = 1.0
+"""The collector gets this long at the end to write what it has, whatever the time that was given."""
+
+LET_GO_S = 0.1
+"""A sender that only waits is gone by then, and lets go of the spool."""
 
 UNREADABLE = "points (could not be read)"
 BAD_VALUE = "values (not a number)"
-
-_alive: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+UNSENT = "points (not sent before the end)"
 
 
 class Pipeline:
-    """Takes what a run hands over and sees to its delivery. Only `finish` waits, and no call raises."""
+    """Takes what a run hands over and sees to its delivery. Only `finish` waits, and no call raises.
+
+    Without a `transmitter` records go to the spool only.
+    """
 
     def __init__(
         self,
-        server: str,
-        token: str | None,
-        run_id: str,
-        start: RunStart,
+        transmitter: Callable[[], Transmitter] | None,
+        source: Source,
+        spool: Spool | None,
         notices: Notices,
         *,
         inbox_bytes: int = INBOX_BYTES,
         backlog_bytes: int = BACKLOG_BYTES,
     ) -> None:
-        self.counts = Counts()
-        self._notices = notices
-        self._inbox = Inbox(self.counts, inbox_bytes)
-        self._backlog = Backlog(self.counts, backlog_bytes)
-        self._phase = Phase(threading.Event(), threading.Event())
-        self._wake, self._more, self._complete = threading.Event(), threading.Event(), threading.Event()
-        self._sender = Sender(server, token, run_id, start, self._backlog, self.counts, self._phase, notices)
-        self._open = True
+        self.ledger = Ledger()
+        self._notices, self._spool = notices, spool
+        self._inbox = Inbox(self.ledger.callers, inbox_bytes)
+        self._store = Store(
+            spool, Backlog(self.ledger.collector, backlog_bytes), self.ledger.collector, notices
+        )
+        self._phase, self._wake = Phase(), threading.Event()
+        self._open, self._forked = True, False
+        self._noted: dict[str, int] = {}
+        self._forked_calls = 0
+        self._sender = None
+        works = [(self._collect, "roundoff-collector")]
+        if transmitter is not None:
+            self._sender = Sender(transmitter, source, self._store, self.ledger, self._phase, notices)
+            works.append((self._sender.run, "roundoff-sender"))
+        self._users = len(works)
+        self._leaving = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._collect, name="roundoff-collector", daemon=True),
-            threading.Thread(
-                target=self._sender.run,
-                args=(self._more, self._complete),
-                name="roundoff-sender",
-                daemon=True,
-            ),
+            threading.Thread(target=self._work, args=(work,), name=name, daemon=True) for work, name in works
         ]
-        _alive.add(self)
+        belongs_here(self)
         for thread in self._threads:
             thread.start()
 
@@ -80,16 +94,21 @@ class Pipeline:
     @property
     def started(self) -> RunStarted | None:
         """The server's answer to the start of the run, None before it."""
-        return self._sender.started
+        return self._sender.started if self._sender is not None else None
 
     def wait_for_contact(self, seconds: float) -> bool:
         """Whether the first attempt at the server has an outcome within `seconds`."""
-        return self._sender.contact.wait(seconds)
+        return self._sender is not None and self._sender.contact.wait(seconds)
+
+    def be_patient(self, seconds: float) -> None:
+        """Tell the server that nothing may be heard of this process for `seconds`."""
+        if self._open and self._sender is not None:
+            self._sender.be_patient(seconds)
 
     def declare(self, layers: Sequence[Layer]) -> None:
         """Layers, before the first sample that holds them."""
         if self._open:
-            self._inbox.declare(Declared(tuple(layers)), time.monotonic())
+            self._inbox.put(Declared(tuple(layers)), time.monotonic())
 
     def sample(self, sample: Sample) -> None:
         """One sampled step."""
@@ -105,77 +124,143 @@ class Pipeline:
             if self._inbox.half_full:
                 self._wake.set()
 
+    def announce(self, end: End) -> None:
+        """Tell the server how this attempt is about to end, while it goes on."""
+        if self._open:
+            self._inbox.put(Ended(end), time.monotonic())
+            self._wake.set()
+
+    def refuse_forked(self) -> None:
+        """A call that comes after `open` turned false: in a forked child it is counted, by the parent's writer."""
+        if self._forked:
+            if self._spool is not None:
+                self._spool.note_forked()
+            self._notices.warn_once(
+                "forked",
+                "this process was forked from one with a run, which it cannot write to: its calls are dropped and "
+                "counted. Start a run of its own in it with roundoff.init",
+            )
+
     def state(self) -> Delivery:
         """The counters now."""
-        dropped, taken, sent = self.counts.dropped(), self.counts.taken, self.counts.sent
-        lost = sum(number for reason, number in dropped.items() if reason.startswith(("points", "values")))
-        in_flight = self._sender.in_flight
-        oldest = in_flight[0].taken_at if in_flight else self._backlog.oldest()
-        lag = 0.0 if not oldest else time.monotonic() - oldest
-        return Delivery(taken, max(0, taken - sent - lost), sent, dropped, lag, self._sender.problem)
+        ledger = self.ledger
+        queued = max(0, ledger.taken - ledger.sent - ledger.points_dropped())
+        in_flight = self._sender.in_flight if self._sender is not None else ()
+        return Delivery(
+            taken=ledger.taken,
+            queued=queued,
+            spooled=min(queued, self._store.spooled),
+            sent=ledger.sent,
+            dropped=ledger.dropped(),
+            lag_s=self._store.lag(in_flight),
+            problem=self._sender.problem if self._sender is not None else None,
+        )
 
     def finish(self, end: End | None, timeout: float) -> bool:
         """Take no more, send what is left, and come back within `timeout` seconds.
 
-        `end` closes the attempt; None leaves it open. Returns whether everything was delivered; what was
-        not is counted as dropped.
+        `end` closes the attempt; None leaves it open. Returns whether everything was delivered, the end included; what
+        was not waits in the spool, or is counted as dropped where that did not take it.
         """
         if not self._open:
-            return not self._left()
+            return not self.state().queued
         self._open = False
-        deadline = time.monotonic() + max(0.0, timeout)
-        self._phase.end = end
+        now = time.monotonic()
+        deadline = now + max(0.0, timeout)
+        self._inbox.put(Ended(end), now)
         self._phase.closing.set()
         self._wake.set()
-        self._more.set()
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._phase.stopped.set()
-        self.counts.drop(UNSENT, self._left())
-        return self._sender.started is not None and self._sender.problem is None and not self._left()
+        try:
+            for thread, until in zip(self._threads, (max(deadline, now + LAST_S), deadline), strict=False):
+                thread.join(max(0.0, until - time.monotonic()))
+        finally:
+            self._phase.stopped.set()
+        self._threads[-1].join(LET_GO_S)
+        state = self.state()
+        self.ledger.callers.drop(UNSENT, state.queued - state.spooled)
+        sent = self._sender is not None and not self._threads[-1].is_alive() and not self._sender.problem
+        return sent and not state.queued
 
     def disown(self) -> None:
-        """In a forked child: the threads and the data belong to the parent."""
-        self._open = False
-        self.counts.renew_lock()
+        """In a forked child: the threads, the spool and the data belong to the parent."""
+        if self._open:
+            self._open, self._forked = False, True
+        self.ledger.renew_locks()
+        if self._spool is not None:
+            self._spool.disown()
 
-    def _left(self) -> int:
-        return self.state().queued
+    def _work(self, work: Callable[[], None]) -> None:
+        """One thread's work; the last to end lets go of the spool."""
+        try:
+            work()
+        finally:
+            with self._leaving:
+                self._users -= 1
+                last = not self._users
+            if last and self._spool is not None:
+                self._spool.close()
 
     def _collect(self) -> None:
         while True:
             closing = self._phase.closing.is_set()
-            for number, handed in enumerate(self._inbox.drain(), 1):
-                record = self._read(handed)
-                if record is not None:
-                    self._backlog.put(record)
-                if not (number % BREATH_RECORDS or self._phase.closing.is_set() or self._inbox.half_full):
-                    time.sleep(BREATH_S)
-            if len(self._backlog) >= 256:
-                self._more.set()
+            self._drain()
+            if self._store.unread >= EARLY_RECORDS:
+                self._phase.more.set()
             if closing and not len(self._inbox):
                 break
             self._wake.wait(COLLECT_S)
             self._wake.clear()
-        self._complete.set()
-        self._more.set()
+        self._phase.complete.set()
+        self._phase.more.set()
+
+    def _drain(self) -> None:
+        """Write what is there, a few records at a time."""
+        self._note_dropped()
+        chunk: list[Record] = []
+        began = time.monotonic()
+        for handed in self._inbox.drain():
+            if isinstance(handed.what, Ended):
+                self._note_dropped()
+            record = self._read(handed)
+            if record is not None:
+                chunk.append(record)
+            now = time.monotonic()
+            if now - began > STRETCH_S or len(chunk) >= STRETCH_RECORDS:
+                self._store.put(chunk)
+                late = now - handed.taken_at > URGENT_S
+                if not (late or self._phase.closing.is_set() or self._inbox.half_full):
+                    time.sleep(BREATH_S)
+                chunk, began = [], time.monotonic()
+        if chunk:
+            self._store.put(chunk)
+
+    def _note_dropped(self) -> None:
+        """Let the counts travel with the data."""
+        if self._spool is not None:
+            forked = self._spool.forked()
+            self.ledger.collector.drop(FORKED, forked - self._forked_calls)
+            self._forked_calls = forked
+        dropped = self.ledger.dropped()
+        if dropped != self._noted:
+            self._noted = dropped
+            self._store.put([Dropped(dropped)])
 
     def _read(self, handed: Handed) -> Record | None:
         what = handed.what
-        if isinstance(what, Declared):
+        if isinstance(what, Declared | Ended):
             what.taken_at = handed.taken_at
             return what
         try:
             if isinstance(what, Sample):
                 rows = rows_of(what, handed.taken_at)
                 if not handed.keep_rows:
-                    rows.sums = None
+                    self.ledger.collector.drop(LAYER_ROWS, rows.shed_healthy())
                 return rows
             step, values = what
             return self._logged(step, values, handed.taken_at)
         except Exception as error:  # noqa: BLE001 - whatever a device or a caller's object raises
             points = 1 if isinstance(what, Sample) else len(what[1])
-            self.counts.drop(UNREADABLE, points)
+            self.ledger.collector.drop(UNREADABLE, points)
             self._notices.warn_once("unreadable", f"a point could not be read and is dropped: {error}")
             return None
 
@@ -186,19 +271,10 @@ class Pipeline:
             try:
                 numbers.append(value if isinstance(value, float) else float(value.item()))
             except (TypeError, ValueError, AttributeError) as error:
-                self.counts.drop(BAD_VALUE)
+                self.ledger.collector.drop(BAD_VALUE)
                 self._notices.warn_once(
                     "value", f"the value of {name!r} is not a number and is dropped: {error}"
                 )
             else:
                 names.append(name)
         return Logged(step, tuple(names), numbers, taken_at) if names else None
-
-
-def _disown_all() -> None:
-    for pipeline in list(_alive):
-        pipeline.disown()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)

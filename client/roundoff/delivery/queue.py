@@ -1,25 +1,25 @@
-"""The two queues between a training thread and the server, both bounded in bytes.
+"""The two queues in memory, both bounded in bytes.
 
 `Inbox` is what the training thread sees: it hands over references and never waits. `Backlog` holds plain
-numbers until the server has them, and sheds the finest detail first when it is full.
+numbers that the disk does not take, and sheds the finest detail first when it is full.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .counters import Counts
-from .records import OVERHEAD, Declared, Logged, Record, Rows, Scalar, expected_cost
+from .records import OVERHEAD, Declared, Ended, Logged, Record, Rows, Scalar, expected_cost
 from .sample import Sample
 
 INBOX_BYTES = 32 * 2**20
 """Handed over and not read yet; reached only when the collector cannot keep up with the training thread."""
 
-BACKLOG_BYTES = 128 * 2**20
-"""Read and not acknowledged yet; reached after a long time without a server."""
+BACKLOG_BYTES = 64 * 2**20
+"""Read, and neither on disk nor acknowledged; reached after a long time without a disk and a server."""
 
 HISTOGRAMS = "histograms (queue full)"
 LAYER_ROWS = "layer rows (queue full)"
@@ -28,9 +28,12 @@ POINTS = "points (queue full)"
 
 @dataclass(slots=True)
 class Handed:
-    """One thing as it was handed over. `values` of a log call may still be on a device."""
+    """One thing as it was handed over. Values of a log call may still be on a device.
 
-    what: Sample | Declared | tuple[int, dict[str, float | Scalar]]
+    `keep_rows` false leaves only the rows that an alert could come from.
+    """
+
+    what: Sample | Declared | Ended | tuple[int, dict[str, float | Scalar]]
     taken_at: float
     cost: int
     keep_rows: bool = True
@@ -43,7 +46,7 @@ class Inbox:
         self._counts = counts
         self._limit = limit
         self._items: deque[Handed] = deque()
-        self._callers = threading.Lock()
+        self._callers = threading.RLock()
         self._put = 0
         self._drained = 0
 
@@ -55,9 +58,9 @@ class Inbox:
         """Whether the collector should be woken."""
         return 2 * (self._put - self._drained) > self._limit
 
-    def declare(self, declared: Declared, now: float) -> None:
-        """Layers are always taken: their number is that of the model's parameters."""
-        self._append(Handed(declared, now, declared.cost))
+    def put(self, what: Declared | Ended, now: float) -> None:
+        """Layers are always taken: their number is that of the model's parameters. So is the end."""
+        self._append(Handed(what, now, what.cost))
 
     def log(self, step: int, values: dict[str, float | Scalar], now: float) -> None:
         """Logged values; dropped and counted when even the reserve for them is used up."""
@@ -69,20 +72,17 @@ class Inbox:
             self._append(Handed((step, values), now, cost))
 
     def sample(self, sample: Sample, now: float) -> None:
-        """A sampled step; when full, without its histograms, then without its layer rows."""
+        """A sampled step; when full, without its histograms, then without the rows of layers that are well."""
         self._counts.take(1)
         sums, histograms = expected_cost(sample)
         free = self._free()
         if histograms and free < sums + histograms:
             self._counts.drop(HISTOGRAMS, len(sample.layers))
             sample, histograms = replace(sample, headroom=None), 0
-        keep_rows = free >= sums
         if free + self._limit // 2 < sums:
             self._counts.drop(POINTS)
-            return
-        if not keep_rows:
-            self._counts.drop(LAYER_ROWS, len(sample.layers))
-        self._append(Handed(sample, now, sums + histograms, keep_rows))
+        else:
+            self._append(Handed(sample, now, sums + histograms, keep_rows=free >= sums))
 
     def drain(self) -> Iterator[Handed]:
         """Everything that is there now, oldest first."""
@@ -95,7 +95,8 @@ class Inbox:
         return self._limit - (self._put - self._drained)
 
     def _append(self, item: Handed) -> None:
-        # Only callers share this lock, and nothing under it waits: the collector reads without it.
+        # Only callers share this lock, and nothing under it waits: the collector reads without it. A signal's handler
+        # may come in between and log in the same thread.
         with self._callers:
             self._put += item.cost
             self._items.append(item)
@@ -148,6 +149,19 @@ class Backlog:
             while self._cost > self._limit and self._shed():
                 pass
 
+    def put_back(self, records: Sequence[Record]) -> None:
+        """Undo a `take` that came to nothing."""
+        with self._lock:
+            for record in reversed(records):
+                self._records.appendleft(record)
+                self._cost += record.cost
+                self._points += record.points
+                if isinstance(record, Rows):
+                    if record.headroom is not None:
+                        self._with_headroom.appendleft(record)
+                    if record.sums is not None:
+                        self._with_rows.appendleft(record)
+
     def take(self, records: int, cost: int) -> list[Record]:
         """Remove and return the oldest: at most `records` of them and `cost` bytes, at least one."""
         taken: list[Record] = []
@@ -160,15 +174,6 @@ class Backlog:
                 self._forget(record)
                 taken.append(record)
         return taken
-
-    def drop_all(self, reason: str) -> None:
-        """Give up what is left, counted."""
-        with self._lock:
-            self._counts.drop(reason, self._points)
-            self._records.clear()
-            self._with_headroom.clear()
-            self._with_rows.clear()
-            self._cost = self._points = 0
 
     def _forget(self, record: Record) -> None:
         self._cost -= record.cost
@@ -183,21 +188,19 @@ class Backlog:
         if self._with_headroom:
             rows = self._with_headroom.popleft()
             self._cost -= rows.cost
-            rows.headroom = None
+            self._counts.drop(HISTOGRAMS, rows.shed_histograms())
             self._cost += rows.cost
-            self._counts.drop(HISTOGRAMS, len(rows.layers))
         elif self._with_rows:
             rows = self._with_rows.popleft()
             self._cost -= rows.cost
-            rows.sums = None
+            self._counts.drop(LAYER_ROWS, rows.shed_healthy())
             self._cost += rows.cost
-            self._counts.drop(LAYER_ROWS, len(rows.layers))
         else:
             return self._drop_oldest()
         return True
 
     def _drop_oldest(self) -> bool:
-        """Drop the oldest value or model row; declared layers stay, later records refer to them."""
+        """Drop the oldest value or sampled step; declared layers stay, later records refer to them."""
         for index, record in enumerate(self._records):
             if isinstance(record, Logged | Rows):
                 del self._records[index]

@@ -1,15 +1,16 @@
-"""What waits to be sent: declared layers, logged values, and sampled steps turned into plain numbers."""
+"""What waits to be sent: layers, logged values, sampled steps turned into plain numbers, counts, the end."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Literal, Protocol
 
-from roundoff.metrics import COUNTS, HEADROOM_BINS, ROW
+from roundoff.metrics import COUNTS, HEADROOM_BINS, ROW, Totals, may_alert
 from roundoff.wire import Layer
 
 from .sample import GroupSetting, Sample
@@ -18,6 +19,8 @@ OVERHEAD = 400
 """Bytes that a record is taken to occupy beside its numbers."""
 
 HISTOGRAM = 2 * HEADROOM_BINS
+
+End = Literal["finished", "crashed", "preempted"]
 
 
 class Scalar(Protocol):
@@ -34,6 +37,29 @@ class Declared:
     taken_at: float = 0.0
     points: int = 0
     cost: int = OVERHEAD
+    number: int = -1
+
+
+@dataclass(slots=True)
+class Dropped:
+    """How much was dropped so far, by reason."""
+
+    counts: dict[str, int]
+    taken_at: float = 0.0
+    points: int = 0
+    cost: int = OVERHEAD
+    number: int = -1
+
+
+@dataclass(slots=True)
+class Ended:
+    """How the attempt ends; None leaves it open."""
+
+    how: End | None
+    taken_at: float = 0.0
+    points: int = 0
+    cost: int = OVERHEAD
+    number: int = -1
 
 
 @dataclass(slots=True)
@@ -44,6 +70,7 @@ class Logged:
     names: tuple[str, ...]
     values: array[float]
     taken_at: float
+    number: int = -1
     cost: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +83,7 @@ class Logged:
 
 @dataclass(slots=True)
 class Rows:
-    """One sampled step. Shedding sets `headroom`, then `sums`, to None; the model row always stays.
+    """One sampled step. Histograms can be shed, then rows of layers that are well; the model row always stays.
 
     `model` holds len(ROW) numbers, `sums` rows × len(ROW), `headroom` rows × 2·HEADROOM_BINS (counts,
     energies of each row), row i of the layer `layers[i]`.
@@ -70,13 +97,42 @@ class Rows:
     groups: Sequence[GroupSetting]
     taken_at: float
     points: int = 1
+    number: int = -1
 
     @property
     def cost(self) -> int:
         return OVERHEAD + 8 * (len(self.model) + len(self.sums or ()) + len(self.headroom or ()))
 
+    def shed_histograms(self) -> int:
+        """Let go of the histograms; returns how many."""
+        shed = 0 if self.headroom is None else len(self.layers)
+        self.headroom = None
+        return shed
 
-Record = Declared | Logged | Rows
+    def shed_healthy(self) -> int:
+        """Let go of the histograms and of the rows that no alert could come from; returns how many rows."""
+        self.headroom = None
+        if self.sums is None:
+            return 0
+        width, before = len(ROW), len(self.layers)
+        kept = [i for i in range(before) if may_alert(_totals(self.sums[i * width : (i + 1) * width]))]
+        self.sums = (
+            array("d", chain.from_iterable(self.sums[i * width : (i + 1) * width] for i in kept)) or None
+        )
+        self.layers = array("q", [self.layers[i] for i in kept])
+        return before - len(kept)
+
+
+Record = Declared | Logged | Rows | Dropped | Ended
+
+
+def points_of(records: Iterable[Record]) -> int:
+    """Logged values and sampled steps among records."""
+    return sum(record.points for record in records)
+
+
+def _totals(row: array[float]) -> Totals:
+    return Totals.of(SimpleNamespace(**dict(zip(ROW, row, strict=True))))
 
 
 def rows_of(sample: Sample, taken_at: float) -> Rows:

@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
-from roundoff.wire import Layer, RunStart, RunStarted
+from roundoff.wire import RunStart, RunStarted
 
-from .batches import End, build_batch, encode
-from .counters import Counts
+from .batches import build_batch, encode
+from .counters import Ledger
 from .notices import Notices
-from .queue import Backlog
-from .records import Declared, Logged, Record, Rows
-from .transmitter import (
-    NotTakenError,
-    RefusedError,
-    TooLargeError,
-    Transmitter,
-    UnavailableError,
-    UnknownRunError,
-)
+from .records import Declared, Ended, Record, Rows, points_of
+from .store import Store
+from .transmitter import NotTakenError, TooLargeError, Transmitter, UnavailableError, UnknownRunError
 
-BATCH_RECORDS = 256
+BATCH_RECORDS = 1024
 BATCH_BYTES = 2**20
 BATCH_S = 0.5
 """A batch leaves when it has this many records or bytes, or after this time."""
 
-PROMISE_S = 60.0
-"""When the server will next hear from this process, at the latest."""
+EARLY_RECORDS = 256
+"""With so many records waiting, the next batch leaves at once."""
 
-HEARTBEAT_S = PROMISE_S / 3
+HEARTBEAT_S = 20.0
+"""A third of what is promised by default (`RunStart.promise_s`): two of them may be lost."""
+
 BACKOFF_S = 30.0
 CLOSING_BACKOFF_S = 1.0
 RETRY_AFTER_S = 300.0
 """Longest pause that a server's Retry-After is followed for."""
 
 REFUSED = "points (refused by the server)"
-UNSENT = "points (not sent before the end)"
+DAMAGED = "records (spool damaged)"
 
 _T = TypeVar("_T")
 
@@ -51,17 +45,35 @@ class _StoppedError(Exception):
     """The time to send is over."""
 
 
+class Source(NamedTuple):
+    """Whose records are sent: the run, the start of its attempt, and the writer within it.
+
+    `earlier` are attempts of the run that the server may not have heard of yet; they are started first.
+    """
+
+    run_id: str
+    start: RunStart
+    writer: str
+    earlier: tuple[RunStart, ...] = ()
+
+
 @dataclass(slots=True)
 class Phase:
-    """What the run has come to: `closing` once nothing more comes, `stopped` once nothing more is sent."""
+    """What the sending has come to.
 
-    closing: threading.Event
-    stopped: threading.Event
-    end: End | None = None
+    `more` wakes the sender, `complete` says that nothing more is put, `closing` that little time is left, `stopped`
+    that none is. A server that does not answer is waited for without end, or for `patience_s` seconds.
+    """
+
+    more: threading.Event = field(default_factory=threading.Event)
+    complete: threading.Event = field(default_factory=threading.Event)
+    closing: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    patience_s: float | None = None
 
 
 class Sender:
-    """Takes records from the backlog, makes them batches and delivers them. Runs in one thread.
+    """Takes records from the store, makes them batches and delivers them. Runs in one thread.
 
     A batch keeps its number and its bytes until the server has answered, so that sending it again after a
     lost answer changes nothing. `contact` is set as soon as the first attempt at the server has an outcome.
@@ -69,36 +81,30 @@ class Sender:
 
     def __init__(
         self,
-        server: str,
-        token: str | None,
-        run_id: str,
-        start: RunStart,
-        backlog: Backlog,
-        counts: Counts,
+        transmitter: Callable[[], Transmitter],
+        source: Source,
+        store: Store,
+        ledger: Ledger,
         phase: Phase,
         notices: Notices,
     ) -> None:
-        self._server, self._token = server, token
-        self._run_id, self._start = run_id, start
-        self._backlog, self._counts, self._phase, self._notices = backlog, counts, phase, notices
-        self._writer = uuid.uuid4().hex
-        self._seq = 0
-        self._declared: list[Layer] = []
-        self._heard = time.monotonic()
+        self._make_transmitter, self._source, self._store = transmitter, source, store
+        self._ledger, self._counts, self._phase, self._notices = ledger, ledger.sender, phase, notices
+        self._most_records, self._most_bytes = BATCH_RECORDS, BATCH_BYTES
+        self._damaged = 0
+        self._heard = self._patient_until = time.monotonic()
         self._transmitter: Transmitter | None = None
         self.started: RunStarted | None = None
         self.contact = threading.Event()
         self.problem: str | None = None
         self.in_flight: Sequence[Record] = ()
 
-    def run(self, more: threading.Event, complete: threading.Event) -> None:
-        """Send until the run is closing, `complete` says that the backlog is, and it is empty."""
+    def run(self) -> None:
+        """Send until the store is complete and empty, or the time to send is over."""
         try:
-            self._transmitter = Transmitter(self._server, self._token)
+            self._transmitter = self._make_transmitter()
             self._begin()
-            self._send_all(more, complete)
-            if self._phase.end is not None:
-                self._deliver([], self._phase.end)
+            self._send_all()
         except _StoppedError:
             pass
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the training
@@ -109,108 +115,109 @@ class Sender:
             if self._transmitter is not None:
                 self._transmitter.close()
 
-    def _send_all(self, more: threading.Event, complete: threading.Event) -> None:
-        while True:
-            last = complete.is_set()
-            records = self._backlog.take(BATCH_RECORDS, BATCH_BYTES)
+    def be_patient(self, seconds: float) -> None:
+        """Promise the server to be heard of within `seconds`, for once, and let it know now."""
+        self._patient_until = time.monotonic() + seconds
+        self._heard = -HEARTBEAT_S
+        self._phase.more.set()
+
+    def _send_all(self) -> None:
+        phase = self._phase
+        while not phase.stopped.is_set():
+            last = phase.complete.is_set()
+            records = self._store.take(self._most_records, self._most_bytes)
+            self._count_damage()
             if records:
                 self._deliver(records)
             elif last:
                 return
             elif time.monotonic() - self._heard > HEARTBEAT_S:
                 self._deliver([])
-            if not self._phase.closing.is_set() and len(self._backlog) < BATCH_RECORDS:
-                more.wait(BATCH_S)
-                more.clear()
+            if not phase.closing.is_set() and self._store.unread < EARLY_RECORDS:
+                phase.more.wait(BATCH_S)
+                phase.more.clear()
+
+    def _count_damage(self) -> None:
+        damaged = self._store.damaged
+        self._counts.drop(DAMAGED, damaged - self._damaged)
+        self._damaged = damaged
 
     def _begin(self) -> None:
         """Create or resume the run, for as long as it takes."""
-        transmitter = self._connection()
+        transmitter, source = self._connection(), self._source
         try:
-            self.started = self._insist(lambda: transmitter.start(self._run_id, self._start))
+            for start in (*source.earlier, source.start):
+                self.started = self._insist(lambda start=start: transmitter.start(source.run_id, start))  # type: ignore[misc]
         except NotTakenError as error:
             self.problem = str(error)
-            self._notices.warn_once("start", f"the run cannot be created, its data is dropped: {error}")
-            self._give_up()
+            self._notices.warn_once("start", f"the run cannot be created, nothing of it is sent: {error}")
+            raise _StoppedError from None
 
-    def _give_up(self) -> None:
-        """Nothing can be delivered: count what comes until the end."""
-        self.contact.set()
-        while not self._phase.stopped.is_set():
-            self._backlog.drop_all(REFUSED)
-            if self._phase.closing.wait(BATCH_S):
-                break
-        raise _StoppedError
-
-    def _deliver(self, records: Sequence[Record], end: End | None = None) -> None:
-        """Send `records` as one batch, as several if that is too large, and count what is refused."""
+    def _deliver(self, records: Sequence[Record]) -> None:
+        """Send `records` as one batch, as several if that is too large, and keep apart what is refused."""
         self.in_flight = records
-        body = self._encode(records, end)
-        transmitter = self._connection()
+        seq = self._store.seal(records)
         try:
-            self._insist(lambda: transmitter.post(self._run_id, body))
+            self._post(seq, records)
         except TooLargeError as error:
-            self._split(records, end, str(error))
-        except UnknownRunError:
-            self._start_again(records, end)
-        except RefusedError as error:
+            self._split(records, str(error))
+        except NotTakenError as error:
             self._refuse(records, str(error))
         else:
-            self._declared += [layer for r in records if isinstance(r, Declared) for layer in r.layers]
-            self._counts.send(_points(records))
+            self._counts.send(points_of(records))
+            self._store.acknowledge(records)
         self._heard = time.monotonic()
         self.in_flight = ()
 
-    def _encode(self, records: Sequence[Record], end: End | None) -> bytes:
+    def _post(self, seq: int, records: Sequence[Record]) -> None:
+        body, transmitter, run_id = self._encode(seq, records), self._connection(), self._source.run_id
+        try:
+            self._insist(lambda: transmitter.post(run_id, body))
+        except UnknownRunError:
+            # The server lost the run, for instance with its database.
+            self._notices.warn_once("lost", "the server does not know this run any more; it is created again")
+            self._begin()
+            known = self._store.declared()
+            again = self._encode(seq, [Declared(known), *records] if known else records)
+            self._insist(lambda: transmitter.post(run_id, again))
+
+    def _encode(self, seq: int, records: Sequence[Record]) -> bytes:
         assert self.started is not None
+        promise = max(self._source.start.promise_s, self._patient_until - time.monotonic())
         batch = build_batch(
             records,
-            writer=self._writer,
-            seq=self._seq,
+            writer=self._source.writer,
+            seq=seq,
             attempt=self.started.attempt,
-            rank=self._start.rank,
-            promise_s=PROMISE_S,
-            dropped=self._counts.dropped(),
-            end=end,
+            rank=self._source.start.rank,
+            promise_s=promise,
+            dropped=self._ledger.dropped(),
+            end=next((record.how for record in records if isinstance(record, Ended)), None),
         )
-        self._seq += 1
         return encode(batch)
 
-    def _split(self, records: Sequence[Record], end: End | None, why: str) -> None:
+    def _split(self, records: Sequence[Record], why: str) -> None:
         if len(records) > 1:
             half = len(records) // 2
+            self._most_records = max(1, min(self._most_records, half))
             self._deliver(records[:half])
-            self._deliver(records[half:], end)
+            self._deliver(records[half:])
         elif records and isinstance(only := records[0], Rows) and only.headroom is not None:
-            self._counts.drop("histograms (too large for the server)", len(only.layers))
-            only.headroom = None
-            self._deliver(records, end)
+            self._counts.drop("histograms (too large for the server)", only.shed_histograms())
+            self._deliver(records)
         elif records and isinstance(only := records[0], Rows) and only.sums is not None:
             self._counts.drop("layer rows (too large for the server)", len(only.layers))
             only.sums = None
-            self._deliver(records, end)
+            self._deliver(records)
         else:
             self._refuse(records, why)
 
-    def _start_again(self, records: Sequence[Record], end: End | None) -> None:
-        """The server lost the run, for instance with its database: create it and declare its layers again."""
-        self._notices.warn_once("lost", "the server does not know this run any more; it is created again")
-        self._begin()
-        known, self._declared = self._declared, []
-        declared: list[Record] = [Declared(known)] if known else []
-        body = self._encode([*declared, *records], end)
-        transmitter = self._connection()
-        try:
-            self._insist(lambda: transmitter.post(self._run_id, body))
-        except NotTakenError as error:
-            self._refuse(records, str(error))
-        else:
-            self._declared = known + [y for r in records if isinstance(r, Declared) for y in r.layers]
-            self._counts.send(_points(records))
-
     def _refuse(self, records: Sequence[Record], why: str) -> None:
-        self._counts.drop(REFUSED, _points(records))
-        self._notices.warn_once("refused", f"data was refused and is dropped: {why}")
+        self._counts.drop(REFUSED, points_of(records))
+        place = self._store.refuse(records, why)
+        kept = f"is kept in {place}" if place else "is dropped"
+        self._notices.warn_once("refused", f"data was refused and {kept}: {why}")
+        self._store.acknowledge(records)
 
     def _insist(self, call: Callable[[], _T]) -> _T:
         """Call until it is answered: full jitter, the server's Retry-After honoured."""
@@ -219,7 +226,7 @@ class Sender:
             wait=self._pause,
             sleep=self._sleep,
             before_sleep=self._note,
-            stop=lambda _: self._phase.stopped.is_set(),
+            stop=self._is_over,
             reraise=True,
         )
         try:
@@ -230,6 +237,11 @@ class Sender:
         self.problem = None
         self.contact.set()
         return answer
+
+    def _is_over(self, state: RetryCallState) -> bool:
+        patience = self._phase.patience_s
+        impatient = patience is not None and (state.seconds_since_start or 0.0) > patience
+        return impatient or self._phase.stopped.is_set()
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -253,7 +265,3 @@ class Sender:
 
 
 _back_off = wait_random_exponential(multiplier=0.5, max=BACKOFF_S)
-
-
-def _points(records: Sequence[Record]) -> int:
-    return sum(record.points for record in records if isinstance(record, Logged | Rows))

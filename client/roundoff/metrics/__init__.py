@@ -50,5 +50,6 @@ from .verdict import (
     Track as Track,
     idle_reason as idle_reason,
     judge as judge,
+    may_alert as may_alert,
 )
 from .words import name_some as name_some, percent as percent

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .causes import Causes, causes
-from .cures import BYTES_PER_PARAMETER, FLOAT8, MOMENT_WORD
+from .cures import BY_ROWS, BYTES_PER_PARAMETER, FLOAT8, MOMENT_WORD, is_judged
 from .figures import descent_efficiency, invisible_fraction, lost_fraction, share, v_stuck_fraction
 from .storages import PRECISION, Loss, kept_by, losses
 from .totals import Totals
@@ -49,8 +49,14 @@ class Observed:
 
     @property
     def concerned(self) -> bool:
-        """Whether 16-bit strategies are a question here: 16-bit words that something was added to."""
-        return self.dtype in PRECISION and not self.strategy.startswith(FLOAT8) and sum(self.headroom) > 0
+        """Whether 16-bit strategies are a question here: 16-bit words that something was seen to be added to."""
+        told = self.dtype in PRECISION and is_judged(self.strategy) and sum(self.headroom) > 0
+        return told and not self.stored.startswith(FLOAT8)
+
+    @property
+    def stored(self) -> str:
+        """The strategy, whether all rows were measured or some."""
+        return self.strategy.removeprefix(BY_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ def advise(layers: Sequence[Observed], step: int | None = None) -> Advice:
     )
     needing, least = _needing(found, strategies, recommended)
     totals = sum((layer.totals for layer in some), Totals())
-    used = tuple(dict.fromkeys(layer.strategy for layer in some))
+    used = tuple(dict.fromkeys(layer.stored for layer in some))
     rates = {layer.lr for layer in some}
     return Advice(
         model,
@@ -196,7 +202,7 @@ class _Fate:
 
 
 def _fate(layer: Observed, strategy: str) -> _Fate:
-    now, then = kept_by(layer.strategy), kept_by(strategy)
+    now, then = kept_by(layer.stored), kept_by(strategy)
     loss = losses(layer, layer.dtype, now, then)
     totals = layer.totals
     if now == then and totals.attempted:
@@ -237,14 +243,14 @@ def against_moment(layer: Observed, strategy: str) -> Against | None:
     totals, p = layer.totals, PRECISION[layer.dtype]
     if strategy in FLOAT32_MOMENT or (layer.beta2 is None and not totals.v_attempted):
         return None
-    narrow = layer.strategy not in FLOAT32_MOMENT
+    narrow = layer.stored not in FLOAT32_MOMENT
     if narrow and _much(_below(totals)):
         return "range"
     if strategy not in MOMENT_WORD:
         return None
     if layer.beta2 is not None and 0 < 1 - layer.beta2 <= 2.0 ** -(p + 1):
         return "beta2"
-    return "stuck" if narrow and layer.strategy != "plus" and _much(v_stuck_fraction(totals)) else None
+    return "stuck" if narrow and layer.stored != "plus" and _much(v_stuck_fraction(totals)) else None
 
 
 def _below(totals: Totals) -> float | None:

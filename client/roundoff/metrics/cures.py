@@ -29,6 +29,22 @@ MOMENT_WORD = frozenset({"none", "stochastic", "light", "kahan"})
 FLOAT8 = "float8-"
 """What the strategy of layers with 8-bit weights begins with; no table of bytes here is theirs."""
 
+VISIBLE_ONLY = "visible-"
+"""What the strategy of a layer begins with whose rows say nothing of attempts, losses and arrivals."""
+
+BY_ROWS = "sampled-"
+"""What the strategy of a layer begins with whose figures are estimates from some of its rows."""
+
+
+def is_judged(strategy: str) -> bool:
+    """Whether the rows of a layer say what was attempted and lost, so that there can be a verdict."""
+    return not strategy.startswith(VISIBLE_ONLY)
+
+
+def unmarked(strategy: str) -> str:
+    """A strategy without what says how it is measured."""
+    return strategy.removeprefix(VISIBLE_ONLY).removeprefix(BY_ROWS)
+
 
 @dataclass(frozen=True, slots=True)
 class Cure:
@@ -49,7 +65,7 @@ def cure(strategies: Iterable[str]) -> Cure | None:
 
     None where a layer is updated in float32 already: nothing here keeps more.
     """
-    used = set(strategies)
+    used = {unmarked(one) for one in strategies}
     if any(one.startswith(FLOAT8) for one in used):
         return Cure(
             "Pairs of 16-bit words keep what lies below the range of 8-bit words, however many (experimental)",

@@ -54,6 +54,15 @@ def judge(window: Totals, *, lr: float | None = None, median_norm: float | None 
     return "stalling" if enough and lost > STALL_LOST and efficiency < STALL_EFFICIENCY else "healthy"
 
 
+def may_alert(sample: Totals) -> bool:
+    """Whether one sample could be a reason for an alert: it is broken, or it stalls, on however little evidence."""
+    if sample.nonfinite:
+        return True
+    lost, efficiency = lost_fraction(sample), descent_efficiency(sample)
+    stalls: bool = (lost or 0.0) > STALL_LOST and (efficiency or 0.0) < STALL_EFFICIENCY
+    return stalls
+
+
 def idle_reason(
     window: Totals, *, lr: float | None = None, median_norm: float | None = None
 ) -> IdleReason | None:

@@ -24,9 +24,6 @@ from .stored import gap_exponent
 KEEP = 1 << 28
 """Bytes of words kept from before a sampled step to after it, at most; what does not fit has its turn later."""
 
-VISIBLE_ONLY = "visible-"
-"""What the strategy of a layer begins with whose rows say nothing of attempts, losses and arrivals."""
-
 _NUMEL = ROW.index("numel")
 
 

@@ -24,6 +24,7 @@ from roundoff.metrics import (
     run_verdict,
 )
 from roundoff.metrics.counsel import headline
+from roundoff.metrics.cures import is_judged, unmarked
 from roundoff.wire import Layer
 
 from .histograms import Histograms
@@ -137,7 +138,7 @@ class History:
         return layer_verdict(
             track.state(lr),
             track.window,
-            strategy=self.layers[index].strategy,
+            strategy=unmarked(self.layers[index].strategy),
             lr=lr,
             reason=track.idle_reason(lr),
             median_norm=track.median_norm,
@@ -194,13 +195,19 @@ class History:
             return
         rows = sample.sums.tolist()
         turned = []
-        for index, row in zip(sample.layers, rows, strict=True):
+        judged = [
+            (index, row)
+            for index, row in zip(sample.layers, rows, strict=True)
+            if is_judged(self.layers[index].strategy)
+        ]
+        for index, row in judged:
             track = self._tracks[index]
             before = track.previous
             track.add(_named(row))
             if track.previous is not before:
                 turned.append(index)
-        self._model.add(_named([sum(column) for column in zip(*rows, strict=True)]))
+        if judged:
+            self._model.add(_named([sum(column) for column in zip(*(row for _, row in judged), strict=True)]))
         self._histograms.turn(turned)
         if sample.headroom is not None:
             self._histograms.add(sample.layers, sample.headroom)

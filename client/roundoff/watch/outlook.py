@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from roundoff.delivery.sample import Sample
 from roundoff.metrics import HEADROOM_BINS, Sums
-from roundoff.metrics.cures import FLOAT32, PAIRS
+from roundoff.metrics.cures import FLOAT8, FLOAT32, PAIRS, cure, unmarked
 from roundoff.metrics.forecast import LOST_LEVELS, Crossing, Part, Storage, crossings
 from roundoff.wire import Layer
 
@@ -21,16 +21,20 @@ Schedule = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A forecast made from the sample at `step`. `layers` holds every layer that it can be made for, by name."""
+    """A forecast made from the sample at `step`. `layers` holds every layer that it can be made for, by name.
+
+    `change` says what would have to change for it not to come true, "" where no level is crossed.
+    """
 
     step: int
     model: tuple[Crossing, ...]
     layers: Mapping[str, tuple[Crossing, ...]]
+    change: str = ""
 
     def __str__(self) -> str:
         lines = [_sentence("the model", self.model)]
         lines += [_sentence(name, found) for name, found in self.layers.items() if found]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([self.change] if self.change else [])])
 
 
 def outlook(
@@ -60,7 +64,9 @@ def outlook(
         parts[layer.name] = Part(sums, rates[layer.group], schedules[layer.group], storage)
     if parts or all(_storage(known[index]) is None for index in sample.layers):
         found = {name: tuple(crossings([part], levels)) for name, part in parts.items()}
-        return Outlook(sample.step, tuple(crossings(list(parts.values()), levels)), found)
+        model = tuple(crossings(list(parts.values()), levels))
+        crossing = [layer.strategy for layer in layers if found.get(layer.name)]
+        return Outlook(sample.step, model, found, _change(model, list(parts.values()), crossing))
     raise ValueError(
         "the newest sample was taken at a learning rate of 0, where nothing can be forecast from"
     )
@@ -82,9 +88,27 @@ def schedules_of(
 
 def _storage(layer: Layer) -> Storage | None:
     """How what is stored of it rounds; None where nothing is lost that a learning rate would change."""
-    if layer.strategy in FLOAT32 or layer.strategy == "stochastic":
+    strategy = unmarked(layer.strategy)
+    if strategy.startswith(
+        FLOAT8
+    ):  # several words of 8 bit end at the range of the format, at no learning rate
+        return "word" if strategy == f"{FLOAT8}none" else None
+    if strategy in FLOAT32 or strategy == "stochastic":
         return None
-    return "pair" if layer.strategy in PAIRS else "word"
+    return "pair" if strategy in PAIRS else "word"
+
+
+def _change(model: Sequence[Crossing], parts: Sequence[Part], strategies: Sequence[str]) -> str:
+    """What to do about the first level that the model crosses, or about the layers that cross one; "" for none."""
+    if not strategies:
+        return ""
+    ways = []
+    one_schedule = all(part.schedule == parts[0].schedule for part in parts)
+    if model and one_schedule and model[0].step > min(parts[0].schedule):
+        ways.append(f"a learning rate that stays above {model[0].lr:.2g}, which step {model[0].step:,} has")
+    if (found := cure(strategies)) is not None:
+        ways.append(f"{found.code}, {found.price}")
+    return f"What would have to change: {', or '.join(ways)}." if ways else ""
 
 
 def _sentence(name: str, found: Sequence[Crossing]) -> str:

@@ -1,4 +1,4 @@
-"""One parameter of any optimizer stepped on copies, in the real dtypes and in wider ones, and its statistics."""
+"""One parameter of any optimizer stepped on copies, in the real dtypes and in wider ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .clone import Cloner, Path, Refused, Twin, tensor_at, without_compiling
+from .parts import Parts
 from .peculiar import joined, wide_settings
-from .recognise import Second, candidates, has_integers, plain, recognise
+from .recognise import Second, candidates, has_integers, recognise
+from .rows import OF_ONE
 from .soundness import agrees, alike
-from .statistics import CHUNK, Meter
-from .terms import decay_rate, does_nothing, follows_squares, moment_of, unscaled
+from .terms import does_nothing, follows_squares, moment_of, unscaled
 from .words import sampled_words
 
 Signature = tuple[Any, ...]
@@ -26,20 +27,12 @@ OTHERWISE = "what it does in wider numbers is something else than what it does i
 DOUBTS = 2
 """So many times a recognised second word may turn out not to be one before none is looked for any more."""
 
+LOOKED_AT = 1 << 16
+"""Elements that tell whether a class keeps a second word."""
 
 TRIES = 20
 """Samples at which a second word is looked for where an integer might be one: in a warm-up from a learning rate of 0
 steps are too small at first to tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A parameter before and after a step: words, and the state of it. `after` may be a replay's or the real one."""
-
-    word: Tensor
-    state: Mapping[Any, Any]
-    word_after: Tensor
-    state_after: Mapping[Any, Any]
 
 
 @dataclass(slots=True)
@@ -85,7 +78,8 @@ class Replayer:
             if next(candidates(after.param, after.state), None) is None:
                 return None
             with _forked(param):
-                found = recognise(param, after.state, _Stepper(after, param.grad))
+                stepper = _Stepper.of(after, param.grad)
+                found = recognise(stepper.param, stepper.state, stepper)
             tries = self._tries[signature] = self._tries.get(signature, 0) + 1
             if found is None and tries < TRIES and has_integers(param, after.state):
                 return None
@@ -205,12 +199,32 @@ class Replayer:
 
 
 class _Stepper:
-    """Steps made-up words from where a stepped copy stands, with the same gradient and random numbers each time."""
+    """Steps made-up words from where a stepped copy stands, with the same gradient and random numbers each time.
 
-    def __init__(self, after: Twin, grad: Tensor | None) -> None:
-        self._cloner = Cloner(after.optimizer)
-        self._group = after.optimizer.param_groups[0]
-        self._grad = grad
+    Of a large tensor it steps some rows; all of them where the class cannot step those alone.
+    """
+
+    def __init__(self, after: Twin, grad: Tensor | None, *, most: int | None = LOOKED_AT) -> None:
+        budget = None if most is None else OF_ONE * most * after.param.element_size()
+        parts = Parts(after.optimizer, budget)
+        self._cloner = Cloner(parts.optimizer)
+        self._group = parts.optimizer.param_groups[0]
+        self._grad = None if grad is None else parts.cut(grad, after.param)
+        self.param: Tensor = self._group["params"][0]
+        """Where the made-up words are put: of the shape, dtype and device that they must have."""
+        self.state: Mapping[Any, Any] = parts.optimizer.state.get(self.param) or {}
+
+    @classmethod
+    def of(cls, after: Twin, grad: Tensor | None) -> _Stepper:
+        """Of some rows if they can be stepped alone."""
+        some = cls(after, grad)
+        if some.param.shape == after.param.shape:
+            return some
+        try:
+            some(some.param.detach(), {})
+        except Exception:  # noqa: BLE001 (a class that looks at all rows may fail in any way)
+            return cls(after, grad, most=None)
+        return some
 
     def __call__(
         self, words: Tensor, replaced: Mapping[Path, Tensor | None]
@@ -219,45 +233,6 @@ class _Stepper:
         with _forked(words):
             twin.step()
         return twin.param.detach(), twin.state
-
-
-def measure_outcome(
-    meter: Meter, outcome: Outcome, u: Tensor, second: Second | None, decay: float | None
-) -> list[Tensor | None]:
-    """Add everything but the second moment of one step, in chunks; where each chunk is finite, None if everywhere."""
-    words = [x.detach().reshape(-1) for x in (outcome.word, outcome.word_after, u)]
-    old = new = None
-    if second is not None:
-        old, new = (tensor_at(state, second.path) for state in (outcome.state, outcome.state_after))
-    counted = []
-    for start in range(0, words[0].numel(), CHUNK):
-        part = slice(start, start + CHUNK)
-        hi, hi_after, update = (x[part] for x in words)
-        stored = plain(hi.dtype)
-        if second is not None and new is not None:
-            before = None if old is None else old.reshape(-1)[part]
-            stored = second.stored(hi, hi_after, before, new.reshape(-1)[part])
-        term = None if decay is None else hi.to(torch.float32) * -decay
-        counted.append(meter.update(hi, hi_after, update, stored, term))
-    return counted
-
-
-def measure_replay(
-    meter: Meter, optimizer: Optimizer, group: Mapping[str, Any], index: int, real: Replayed, u: Tensor
-) -> None:
-    """Add one replayed parameter to a meter, with its decay and second moment where it has them."""
-    param = group["params"][index]
-    state = optimizer.state.get(param, {})
-    outcome = Outcome(param, state, real.after.param, real.after.state)
-    counted = measure_outcome(meter, outcome, u, real.second, decay_rate(optimizer, group))
-    moment = moment_of(group, state, real.after.state) if real.squares else None
-    if moment is None:
-        return
-    v, v_after, beta2 = moment
-    flat = [x.reshape(-1) for x in (v, v_after, unscaled(optimizer, param.grad))]
-    for number, where in enumerate(counted):
-        part = slice(number * CHUNK, (number + 1) * CHUNK)
-        meter.moment(flat[0][part], flat[1][part], flat[2][part], beta2, counted=where)
 
 
 def _in_float32(value: Tensor) -> bool:

@@ -17,11 +17,13 @@ from torch.optim import Optimizer
 
 from roundoff.metrics import name_some
 
+from .apart import Apart
 from .clone import Cloner, Path, Refused, Twin, tensor_at
 from .fallback import KEEP, Turns, measure_visible
+from .outcome import Outcome, measure_outcome, measure_replay
 from .parts import Parts
 from .recognise import Second
-from .replaying import Outcome, Replayed, Replayer, cuda_devices, measure_outcome, measure_replay
+from .replaying import Replayed, Replayer, cuda_devices
 from .soundness import explains, numbers_of, sampled_step, together
 from .statistics import Meter
 from .terms import decay_rate, does_nothing
@@ -65,7 +67,8 @@ class Shadow:
 
     `names` are the parameters to measure; `say` is told once, in a sentence, what cannot be measured and why. At most
     `keep` bytes of words are kept through a step for those parameters that cannot be replayed; the rest of them take
-    turns from sample to sample.
+    turns from sample to sample. `budget`: bytes of the words that are measured at one step; large tensors are measured
+    by rows where more would be needed.
     """
 
     def __init__(
@@ -75,9 +78,11 @@ class Shadow:
         say: Callable[[str], None],
         *,
         keep: int = KEEP,
+        budget: int | None = None,
     ) -> None:
-        self._parts = Parts(optimizer)
+        self._parts = Parts(optimizer, budget)
         self._optimizer = self._parts.optimizer
+        self._apart = Apart(self._optimizer)
         self._names = self._parts.names(names)
         self._say = say
         self._replayer = Replayer(self._optimizer)
@@ -105,6 +110,10 @@ class Shadow:
     def why(self, param: Tensor) -> str | None:
         """Why only the visible change of a parameter is measured, None if all of it is."""
         return self._why.get(self._parts.part(param))
+
+    def share(self, param: Tensor) -> float:
+        """The share of what is held here of a parameter that is measured; its figures are scaled up by it."""
+        return self._parts.share(self._parts.part(param))
 
     def before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, headroom: bool = True) -> None:
         """Take in what is there before a step, and replay it; arguments are those of the step.
@@ -141,13 +150,14 @@ class Shadow:
         faithful = dict(zip(doubtful, together(list(doubtful.values())), strict=True))
         meters = {}
         for param, one in pending.items():
-            if (name := self._coupled(one)) is not None:
-                self._give_way(param, f"all of its parameters are stepped together (by {name})")
-            elif faithful.get(param, True):
+            name = self._coupled(one)
+            if name is None and faithful.get(param, True):
                 self._finish(param, one)
                 meters[self._parts.whole(param)] = one.meter
-            else:
+            elif name is None:
                 self._doubt(param, one)
+            elif not self._widened(param):
+                self._give_way(param, f"all of its parameters are stepped together (by {name})")
         self._tell()
         return meters
 
@@ -171,6 +181,7 @@ class Shadow:
         group, index = place
         param = group["params"][index]
         meter = Meter(param.device, headroom=self._headroom)
+        meter.share = self._parts.share(param)
         found_inf = getattr(self._optimizer, "found_inf", None)
         if isinstance(found_inf, Tensor):
             meter.found_inf = found_inf.detach().reshape(()).clone().to(param.device)
@@ -185,6 +196,8 @@ class Shadow:
                 return
             except Refused as refused:
                 why = str(refused)
+        if why is not None and whole is None and self._widened(param):
+            return
         if why is not None and whole is None:
             self._give_way(param, why)
         elif whole is not None:
@@ -197,6 +210,7 @@ class Shadow:
         param = group["params"][index]
         real = self._replayed(cloner, place)
         u, wide = self._replayer.intended(cloner, group, index, real)
+        self._check_rows(place, u, meter)
         real.squares = self._replayer.squares(group, index, wide)
         del wide
         measure_replay(meter, self._optimizer, group, index, real, u)
@@ -213,6 +227,7 @@ class Shadow:
             return
         real = self._replayed(cloner, place)  # draws its random numbers for the next one
         u, _ = self._replayer.intended(cloner, group, index, real)
+        self._check_rows(place, u, meter)
         old = None
         if real.second is not None:
             old = tensor_at(self._optimizer.state.get(param, {}), real.second.path)
@@ -220,6 +235,20 @@ class Shadow:
         one = _Pending(place, meter, kept, real.second)
         one.numbers = numbers_of(real.after.optimizer, real.after.optimizer.param_groups[0])
         self._pending[param] = one
+
+    def _check_rows(self, place: Place, u: Tensor, meter: Meter) -> None:
+        if meter.share == 1:
+            return
+        number = next(n for n, one in enumerate(self._optimizer.param_groups) if one is place[0])
+        if not self._apart.holds(number, place[1], u):
+            raise Refused("what its class does with a row depends on the others")
+
+    def _widened(self, param: Tensor) -> bool:
+        """Whether a parameter was measured by rows; from the next sample on it will not be, and may be faithful."""
+        by_rows = self._parts.share(param) < 1
+        if by_rows:
+            self._parts.keep_whole(param)
+        return by_rows
 
     def _replayed(self, cloner: Cloner, place: Place) -> Replayed:
         real = self._replayer.real(cloner, *place)
@@ -255,9 +284,9 @@ class Shadow:
             measure_visible(one.meter, kept.word, param)
             return
         before = _state_with(one.second, kept.second)
-        outcome = Outcome(kept.word, before, param, self._optimizer.state.get(param, {}))
+        after = self._optimizer.state.get(param, {})
         decay = decay_rate(self._optimizer, one.place[0])
-        measure_outcome(one.meter, outcome, kept.intended, one.second, decay)
+        measure_outcome(one.meter, Outcome(kept.word, before, param, after, kept.intended, one.second, decay))
 
     def _doubt(self, param: Tensor, one: _Pending) -> None:
         """Measure it in another way from the next sample on."""
@@ -265,7 +294,7 @@ class Shadow:
             self._replayer.doubt(one.place[0], param, self._optimizer.state.get(param, {}))
         elif one.kept is None and one.at_random:
             self._modes[param] = "compare"
-        else:
+        elif not self._widened(param):
             self._give_way(param, "replaying its step did not give what the optimizer then did")
 
     def _give_way(self, param: Tensor, why: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from roundoff.metrics import COUNTS, HEADROOM_BINS, HEADROOM_HIGH, HEADROOM_LOW, ROW, SUMS, Sums
+from roundoff.metrics import COUNTS, EVIDENCE, HEADROOM_BINS, HEADROOM_HIGH, HEADROOM_LOW, ROW, SUMS, Sums
 from roundoff.numerics import format_of, join_master
 from roundoff.numerics.formats import exponent
 
@@ -39,6 +39,8 @@ class Meter:
         """What went wrong while measuring; the step itself went on."""
         self.found_inf: Tensor | None = None
         """0-dim on the device: not 0 where a loss scaler made the step do nothing; then it counts as skipped."""
+        self.share = 1.0
+        """What part of the tensor is measured: the figures are those of the part over it, an estimate of the whole."""
         self._device = device
         self._totals: dict[str, Tensor] = {}
         self._binned: Tensor | None = None
@@ -57,6 +59,8 @@ class Meter:
         binned = self._headroom_so_far()
         if self._binned_by_kernel is not None:
             binned = binned + self._binned_by_kernel
+        if self.share < 1:
+            binned = torch.stack(((binned[0] / self.share).round(), binned[1] / self.share))
         return binned if self.found_inf is None else torch.where(self.found_inf == 0, binned, 0.0)
 
     def row(self) -> Tensor:
@@ -64,11 +68,20 @@ class Meter:
         row = self._measured_here()
         if self._taken is not None:
             row = row + self._taken
+        if self.share < 1:
+            row = self._scaled(row)
         if self.found_inf is None:
             return row
         skipped = torch.zeros_like(row)
         skipped[_COLUMN["numel"]], skipped[_COLUMN["skipped"]] = row[_COLUMN["numel"]], 1.0
         return torch.where(self.found_inf == 0, row, skipped)
+
+    def _scaled(self, row: Tensor) -> Tensor:
+        """A row of the whole tensor; what was seen of roundings stays what was seen."""
+        scaled = row / self.share
+        scaled[: len(COUNTS)].round_()
+        scaled[_COLUMN[EVIDENCE]] = row[_COLUMN[EVIDENCE]]
+        return scaled
 
     def _measured_here(self) -> Tensor:
         if not self._totals:

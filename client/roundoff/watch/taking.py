@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from roundoff.delivery.sample import GroupSetting, Sample
 from roundoff.metrics import ROW
 
 from .layers import Layers
 from .statistics import Meter
+from .terms import beta2_of
 from .words import sampled_words
 
 _FROZEN, _FROZEN_OF = ROW.index("frozen"), ROW.index("frozen_of")
@@ -57,3 +61,24 @@ def sample_of(
 def _at_home(rows: Sequence[Tensor]) -> Tensor:
     home = rows[0].device
     return torch.stack([row.to(home, non_blocking=True) for row in rows])
+
+
+def settings_of(optimizer: Optimizer) -> list[GroupSetting]:
+    """What its groups are set to now; NaN where one has no such setting or finds its own."""
+    return [
+        GroupSetting(
+            number,
+            _number(group.get("lr")),
+            _number(group.get("weight_decay", 0.0)),
+            _number(beta2_of(group)),
+        )
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def _number(value: Any) -> float:
+    """A setting as a float; NaN where an optimizer has none or finds its own."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

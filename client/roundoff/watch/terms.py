@@ -48,13 +48,19 @@ def does_nothing(optimizer: Optimizer) -> bool:
     return isinstance(found_inf, Tensor) and bool(found_inf)
 
 
+def beta2_of(group: Mapping[str, Any]) -> Any:
+    """The second of the group's betas, as it stands there; None for a class that has no two of them."""
+    betas = group.get("betas")
+    return betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else None
+
+
 def moment_of(group: Mapping[str, Any], before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Moment | None:
     """The second moment that a parameter's state may hold, by its usual name: v before and after, and β2."""
-    v_after, betas = after.get(SECOND_MOMENT), group.get("betas")
-    if type(v_after) is not Tensor or betas is None or not v_after.is_floating_point():
+    v_after, beta2 = after.get(SECOND_MOMENT), beta2_of(group)
+    if type(v_after) is not Tensor or beta2 is None or not v_after.is_floating_point():
         return None
     v = before.get(SECOND_MOMENT)
-    return (torch.zeros_like(v_after) if v is None else v), v_after, float(betas[1])
+    return (torch.zeros_like(v_after) if v is None else v), v_after, float(beta2)
 
 
 Moment = tuple[Tensor, Tensor, float]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from roundoff.delivery.notices import logger
 from roundoff.delivery.sample import GroupSetting, Sink
 from roundoff.metrics import Advice, Verdict
+from roundoff.metrics.cures import BY_ROWS, VISIBLE_ONLY
 from roundoff.metrics.forecast import LOST_LEVELS
 from roundoff.telling import warn
 from roundoff.wire import Layer
@@ -24,7 +24,6 @@ from .advisor import advise
 from .cadence import Automatic, Every, cadence
 from .canary import run_canary
 from .closures import Arguments, closure_of, followed_by, searches
-from .fallback import VISIBLE_ONLY
 from .history import History
 from .layers import Layers, Patterns
 from .loading import notice_loads
@@ -32,9 +31,10 @@ from .nesting import is_nested
 from .outlook import Outlook, Schedule, outlook, schedules_of
 from .placement import replica_of_process
 from .preflight_checks import Warned, lines_of, preflight_members
+from .rows import BUDGET
 from .shadow import Shadow
 from .statistics import Meter
-from .taking import sample_of
+from .taking import sample_of, settings_of
 from .words import sampled_words
 from .wrappers import own_optimizer
 
@@ -54,6 +54,7 @@ def watch(
     headroom_every: int = HEADROOM_EVERY,
     first_step: int | None = None,
     replica: int | None = None,
+    budget: int | None = BUDGET,
     sink: Sink | None = None,
 ) -> Watch:
     """Watch an optimizer: measure some of its steps, per parameter tensor.
@@ -72,13 +73,18 @@ def watch(
         replica: this process's number among those that hold the same weights; only number 0 measures them. None: the
             rank in the job. Shards (DTensor) say themselves who holds what. With model parallelism by plain tensors,
             where every rank holds others, pass 0 on all of them.
+        budget: bytes of weights that a sampled step looks at, at most, and a sixteenth of it of one tensor; None: all
+            of them. Of tensors that are larger than their share every n-th row is measured, always the same ones, and
+            the figures are estimates for the whole (`sampled-` before the layer's strategy says so). Where an
+            optimizer's rows depend on one another, and with `CollageAdamW`, which measures as it goes, all rows are
+            measured whatever it says.
         sink: where samples go. Without one a verdict table is printed when the program ends.
 
     What a look at dtypes, settings and weights tells before the first step (`roundoff.watch.preflight`) is said in
     the log `roundoff`, or on standard error, and kept in `findings`. Training is bit-identical with and without a
-    watch, and nothing in here raises during a step. Raises ValueError if `every` or `headroom_every` is below 1, a
-    parameter of the optimizer has no name in the model, or `layers` leaves none; RuntimeError if this machine does
-    not give the figures that a known step must have.
+    watch, and nothing in here raises during a step. Raises ValueError if `every`, `headroom_every` or `budget` is
+    below 1, a parameter of the optimizer has no name in the model, or `layers` leaves none; RuntimeError if this
+    machine does not give the figures that a known step must have.
     """
     watching = Watch(
         model,
@@ -88,6 +94,7 @@ def watch(
         headroom_every=headroom_every,
         first_step=first_step,
         replica=replica,
+        budget=budget,
         sink=sink,
     )
     if sink is None:
@@ -108,10 +115,13 @@ class Watch:
         headroom_every: int,
         first_step: int | None,
         replica: int | None,
+        budget: int | None,
         sink: Sink | None,
     ) -> None:
         if headroom_every < 1:
             raise ValueError(f"headroom_every must be 1 or larger, got {headroom_every}")
+        if budget is not None and budget < 1:
+            raise ValueError(f"budget must be 1 byte or more, or None for all, got {budget}")
         self._cadence = cadence(every)
         self._headroom_every = headroom_every
         optimizer = own_optimizer(optimizer)
@@ -134,7 +144,7 @@ class Watch:
         self._said: set[str] = set()
         self._shadow: Shadow | None = None
         if self._self_measuring is None:
-            self._shadow = Shadow(optimizer, self._layers.names, self._say)
+            self._shadow = Shadow(optimizer, self._layers.names, self._say, budget=budget)
         self._at_exit: Callable[[], None] | None = None
         self._declare(self.layers)
         self._hooks = [
@@ -235,7 +245,7 @@ class Watch:
         if self.step < self._due:
             return None
         try:
-            self._settings = _settings(optimizer)
+            self._settings = settings_of(optimizer)
             self._meet(optimizer)
             if self._self_measuring is not None:
                 self._ask(self._self_measuring)
@@ -327,7 +337,9 @@ class Watch:
     def _mark(self, shadow: Shadow) -> None:
         """Declare layers again whose rows say less, or more, than they did."""
         marks = {
-            param: VISIBLE_ONLY if shadow.why(param) is not None else "" for param in self._layers.watched
+            param: f"{VISIBLE_ONLY if shadow.why(param) is not None else ''}"
+            f"{BY_ROWS if shadow.share(param) < 1 else ''}"
+            for param in self._layers.watched
         }
         changed = self._layers.mark(marks)
         self.history.declare_again(changed)
@@ -376,23 +388,3 @@ def _steps_taken(optimizer: Optimizer) -> int:
         state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state
     ]
     return int(max((float(count) for count in counts), default=0))
-
-
-def _settings(optimizer: Optimizer) -> list[GroupSetting]:
-    return [
-        GroupSetting(
-            number,
-            _number(group.get("lr")),
-            _number(group.get("weight_decay", 0.0)),
-            _number((group.get("betas") or (None, None))[1]),
-        )
-        for number, group in enumerate(optimizer.param_groups)
-    ]
-
-
-def _number(value: Any) -> float:
-    """A setting as a float; NaN where an optimizer has none or finds its own."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan

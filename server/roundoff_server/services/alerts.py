@@ -12,6 +12,7 @@ from sqlalchemy import Text, cast, func, literal, select
 from sqlalchemy.orm import Session
 
 from roundoff.metrics import COUNTS, WARMUP_STEPS, Track, cure
+from roundoff.metrics.cures import is_judged
 
 from ..database.upsert import replacing
 from ..models import MODEL, AlertRow, Attempt, GroupSample, LayerRow, LayerSample, ModelSample, Run, Scope
@@ -62,6 +63,8 @@ class Evaluation:
     now: float
     tracks: Tracks
     group: Ints
+    judged: Flags
+    """By layer id, whether anything is known of what was attempted there; of the model, whether of any layer."""
     alert: AlertRow | None
     changed: bool = False
 
@@ -171,12 +174,14 @@ class Evaluation:
 
 def begin(session: Session, run: Run, now: float) -> Evaluation:
     """Load where the run's scopes and its open alert stand."""
-    groups = session.execute(
-        select(LayerRow.layer, LayerRow.group_index).where(LayerRow.run == run.run)
+    layers = session.execute(
+        select(LayerRow.layer, LayerRow.group_index, LayerRow.strategy).where(LayerRow.run == run.run)
     ).all()
-    group = np.zeros(max((layer for layer, _ in groups), default=0) + 1, dtype="i8")
-    for layer, number in groups:
-        group[layer] = number
+    group = np.zeros(max((layer for layer, _, _ in layers), default=0) + 1, dtype="i8")
+    judged = np.zeros(len(group), dtype=bool)
+    for layer, number, strategy in layers:
+        group[layer], judged[layer] = number, is_judged(strategy)
+    judged[MODEL] = not layers or judged.any()
     tracks = Tracks(len(group) - 1)
     columns = [column for column in Scope.__table__.columns if column.name != "track"]
     text = cast(Scope.__table__.c.track, Text).label("text")
@@ -185,7 +190,7 @@ def begin(session: Session, run: Run, now: float) -> Evaluation:
     alert = session.scalar(
         select(AlertRow).where(AlertRow.run == run.run, AlertRow.rule == RULE, AlertRow.state != "resolved")
     )
-    return Evaluation(session, run, now, tracks, group, alert)
+    return Evaluation(session, run, now, tracks, group, judged, alert)
 
 
 def evaluate(evaluation: Evaluation, span: Span, samples: Samples | None = None) -> None:
@@ -205,6 +210,7 @@ def evaluate(evaluation: Evaluation, span: Span, samples: Samples | None = None)
     for rows in np.split(order, np.flatnonzero(np.diff(found.step[order])) + 1):
         step = int(found.step[rows[0]]) if len(rows) else low
         if step > low and (whole is None or step in whole):
+            rows = rows[evaluation.judged[found.layer[rows]]]
             layer = found.layer[rows]
             columns = {name: found.columns[name][rows] for name in READ}
             lr = _rates_at(rates, step, layer, evaluation.group)

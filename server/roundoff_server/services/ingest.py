@@ -76,9 +76,10 @@ class _Intake:
 
     def take(self) -> Taken:
         run, batch = self.run, self.batch
-        run.heard_at, run.promise_s = max(self.now, run.heard_at), batch.promise_s
         run.version += 1
         glance = Glance(run) if latest_attempt(self.session, run) == batch.attempt else None
+        if glance is not None:  # what an earlier attempt left in its spool says nothing of the present one
+            run.heard_at, run.promise_s = max(self.now, run.heard_at), batch.promise_s
         layers = self._declare()
         upkeep = Upkeep(self.session, run, self.attempt, batch.rank)
         model, samples = self._model(upkeep), self._samples(layers, upkeep)

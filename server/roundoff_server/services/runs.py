@@ -70,10 +70,11 @@ def start(session: Session, run_id: str, body: RunStart, now: float) -> Started:
     )
     session.execute(fresh.on_conflict_do_nothing(index_elements=["id"]))
     run = find_run(session, run_id, lock=True)
-    run.heard_at, run.promise_s = max(now, run.heard_at), body.promise_s
     known = session.scalar(select(Attempt).where(Attempt.run == run.run, Attempt.token == body.token))
     attempt = known or _new_attempt(session, run, body, now)
     run.version += 0 if known else 1
+    if attempt.number == latest_attempt(session, run):
+        run.heard_at, run.promise_s = max(now, run.heard_at), body.promise_s
     answer = RunStarted(run_id=run.id, attempt=attempt.number, page=page(run.id))
     return Started(answer, [] if known else [Event(run_id=run.id, kind="run", step=run.step)])
 

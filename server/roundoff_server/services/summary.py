@@ -20,6 +20,7 @@ from roundoff.metrics import (
     run_state,
     run_verdict,
 )
+from roundoff.metrics.cures import unmarked
 from roundoff.wire import LayerHealth, RunState, RunSummary
 
 from ..models import MODEL, AlertRow, Attempt, LayerRow, Run, Scope, Writer
@@ -179,7 +180,9 @@ def _strategies(session: Session, keys: list[int]) -> dict[int, list[str]]:
     )
     found: dict[int, list[str]] = {}
     for run, strategy, _ in session.execute(query):
-        found.setdefault(run, []).append(strategy)
+        names = found.setdefault(run, [])
+        if (name := unmarked(strategy)) not in names:
+            names.append(name)
     return found
 
 
