@@ -1,7 +1,8 @@
-"""Read what a server holds: runs, figures over steps, alerts. Needs no torch and no server package."""
+"""Ask for what a server holds: runs, figures over steps, alerts. Needs no torch and no server package."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self, TypeVar
@@ -23,7 +24,7 @@ TRANSPORTS = "roundoff.transports"
 
 
 class Client:
-    """Reads of one server, at `url`, or of a database file without one.
+    """Calls of one server, at `url`, or of a database file without one.
 
     `url` and `token` come from `ROUNDOFF_SERVER` and `ROUNDOFF_TOKEN` or the settings file if not given;
     then the default address. `database` (an SQLAlchemy URL or a path; "" for the default one) opens a
@@ -90,10 +91,13 @@ class Client:
         from_step: int | None = None,
         to_step: int | None = None,
         max_points: int = 2000,
+        attempt: int | None = None,
+        rank: int | None = None,
     ) -> Series:
         """A figure over steps: `metric` of `metrics.METRICS`, `effective_lr`, `lr`, or `scalar:NAME`.
 
         `layer` is a layer's id or name, a module prefix of names (summed), or None for the whole model.
+        Attempts are merged and ranks added up unless one is named.
         """
         return self._get(
             f"runs/{_quoted(run_id)}/series",
@@ -103,6 +107,8 @@ class Client:
             from_step=from_step,
             to_step=to_step,
             max_points=max_points,
+            attempt=attempt,
+            rank=rank,
         )
 
     def heatmap(self, run_id: str, metric: str, *, max_steps: int = 400, max_layers: int = 200) -> Heatmap:
@@ -124,6 +130,27 @@ class Client:
             "alerts", AlertPage, run_id=run_id, project=project, state=state, limit=limit, cursor=cursor
         )
 
+    def export(self, run_id: str, format: str = "csv", *, table: str = "samples") -> Iterator[bytes]:  # noqa: A002
+        """A file with all rows of a run, part by part: `csv`, `ndjson` or `parquet`.
+
+        `table` is `samples` (of layers), `model`, `scalars`, `groups` or `headroom`.
+        """
+        path, asked = f"runs/{_quoted(run_id)}/export", {"format": format, "table": table}
+        try:
+            with self._http.stream("GET", path, params=asked) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _error(response, self._place)
+                yield from response.iter_bytes()
+        except httpx.HTTPError as error:
+            raise ConnectionError(
+                f"{self._place} stopped answering: {error or type(error).__name__}"
+            ) from None
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run with all that it has. There is no way back."""
+        self._call("DELETE", f"runs/{_quoted(run_id)}")
+
     def close(self) -> None:
         """Give the connection back."""
         self._http.close()
@@ -144,8 +171,11 @@ class Client:
             raise ConnectionError(f"{self._place} answers, but not as a roundoff server") from None
 
     def _fetch(self, path: str, parameters: dict[str, str | int]) -> bytes:
+        return self._call("GET", path, parameters)
+
+    def _call(self, method: str, path: str, parameters: dict[str, str | int] | None = None) -> bytes:
         try:
-            response = self._http.get(path, params=parameters)
+            response = self._http.request(method, path, params=parameters)
         except httpx.HTTPError as error:
             text = str(error) or type(error).__name__
             raise ConnectionError(f"no roundoff server answers at {self._place}: {text}") from None

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+import threading
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        metavar="URL",
-        help="SQLAlchemy URL or path of a SQLite file (ROUNDOFF_DATABASE_URL; else a file in your data folder).",
-    ),
-]
+from .database_commands import Url, db as db, one_line
 
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """An error for the user is one line and exit code 1."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        typer.secho(
-            f"error: {' '.join(str(error).split())}", err=True, fg="red" if sys.stderr.isatty() else None
-        )
-        raise typer.Exit(1) from None
+if TYPE_CHECKING:
+    from .database import Database
 
 
 def serve(
@@ -55,7 +38,7 @@ def serve(
     """
     from .settings import load, require_safe
 
-    with _one_line():  # what can be wrong is found before the slow imports
+    with one_line():  # what can be wrong is found before the slow imports
         settings = load(host=host, port=port, database_url=database, insecure=insecure or None)
         require_safe(settings)
         from .running import address, open_socket, run
@@ -65,10 +48,11 @@ def serve(
         from .app import create_app
         from .database import Database, upgrade
 
-        with _one_line():
+        with one_line():
             store = Database(settings.database_url)
             upgrade(store)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        threading.Thread(target=_sweep, args=(store,), daemon=True).start()
         app = create_app(store, token=settings.token, local_only=settings.loopback)
         where = address(settings.host, listener)
 
@@ -78,8 +62,17 @@ def serve(
             if open_browser:
                 _open(where)
 
+        app.state.service.start_relay()
         run(app, listener, ready)
+        app.state.service.stop_relay()
         store.dispose()
+
+
+def _sweep(store: Database) -> None:
+    """Give back what a server that was killed had begun to delete."""
+    from .services.removal import sweep
+
+    sweep(store)
 
 
 def _open(where: str) -> None:
@@ -87,43 +80,3 @@ def _open(where: str) -> None:
 
     if not webbrowser.open(where):
         typer.echo(f"no browser could be opened here; open {where} yourself")
-
-
-db = typer.Typer(help="Look after the database.", no_args_is_help=True)
-
-
-@db.command("upgrade")
-def upgrade_database(database: Url = None) -> None:
-    """Bring the database to the schema of this version. `serve` does it by itself."""
-    from .database import Database, upgrade
-    from .settings import load
-
-    with _one_line():
-        store = Database(load(database_url=database).database_url)
-        before, after = upgrade(store)
-        store.dispose()
-    said = (
-        f"has schema {after} already"
-        if before == after
-        else f"now has schema {after} (before: {before or 'none'})"
-    )
-    typer.echo(f"{store.name} {said}")
-
-
-@db.command("check")
-def check_database(database: Url = None) -> None:
-    """Check that the database can be read, has the schema of this version, and is not damaged."""
-    from .database import Database, require_current
-    from .services.check import findings
-    from .settings import load
-
-    with _one_line():
-        store = Database(load(database_url=database).database_url, read_only=True)
-        require_current(store)
-        found = findings(store)
-        store.dispose()
-    for finding in found:
-        typer.secho(f"error: {finding}", err=True)
-    if found:
-        raise typer.Exit(1)
-    typer.echo(f"{store.name}: nothing wrong")

@@ -233,3 +233,50 @@ def test_a_run_without_data(api: Api) -> None:
     assert api.get("runs/r1/series", metric="lr")["steps"] == []
     assert api.get("runs/r1/heatmap", metric="lost_fraction")["values"] == []
     assert api.get("runs/r1")["health"] is None
+
+
+def test_attempts_and_ranks_apart(api: Api) -> None:
+    api.put(s.start("t1", world_size=2))
+    for rank, row in ((0, s.HEALTHY), (1, s.STALLED)):
+        tables = s.steps_of(range(100), row, row)
+        loss = s.scalars([("loss", step, float(rank)) for step in range(100)])
+        api.post(s.batch(0, f"w{rank}", rank=rank, layers=s.layers("a"), scalars=loss, **tables))
+    api.put(s.start("t2", first_step=60))
+    api.post(s.batch(0, "w9", 2, layers=s.layers("a"), **s.steps_of(range(60, 80), s.HEALTHY, s.HEALTHY)))
+
+    def read(metric: str = "lost_fraction", **asked: Any) -> dict[int, float]:
+        found = api.get("runs/r1/series", metric=metric, **asked)
+        return dict(zip(found["steps"], found["values"], strict=True))
+
+    for layer in ({}, {"layer": "a"}):
+        assert read(**layer) == {step: 0.5 if step < 60 else 0.01 for step in range(80)}
+        assert read(attempt=1, **layer) == dict.fromkeys(range(100), 0.5)
+        assert read(attempt=1, rank=1, **layer) == dict.fromkeys(range(100), 0.99)
+        assert read(rank=0, **layer) == dict.fromkeys(range(80), 0.01)
+        assert read(attempt=2, rank=1, **layer) == {}
+    assert read("scalar:loss", rank=1) == dict.fromkeys(range(60), 1.0)
+    assert read("scalar:loss", attempt=1) == dict.fromkeys(range(100), 0.0)
+    answer = api.http.get("/api/v1/runs/r1/series", params={"metric": "edq", "attempt": 3})
+    assert answer.status_code == 404
+
+
+def test_what_is_known_is_not_sent_again(api: Api) -> None:
+    api.put(s.start())
+    api.post(s.batch(0, layers=s.layers("a"), **s.steps_of(range(20), s.HEALTHY, s.HEALTHY)))
+    for path in ("series?metric=edq", "heatmap", "layers"):
+        first = api.http.get(f"/api/v1/runs/r1/{path}")
+        known = {"If-None-Match": first.headers["etag"]}
+        again = api.http.get(f"/api/v1/runs/r1/{path}", headers=known)
+        assert (again.status_code, again.content) == (304, b"")
+        api.post(s.batch(0, layers=s.layers("a")))
+        assert api.http.get(f"/api/v1/runs/r1/{path}", headers=known).status_code == 304, "a batch sent again"
+    for change in (
+        lambda: api.post(s.batch(1, **s.steps_of([20], s.STALLED, s.STALLED))),
+        lambda: api.put(s.start("t2", first_step=10)),
+    ):
+        before = api.http.get("/api/v1/runs/r1/heatmap")
+        change()
+        known = {"If-None-Match": before.headers["etag"]}
+        after = api.http.get("/api/v1/runs/r1/heatmap", headers=known)
+        assert after.status_code == 200
+        assert after.json() != before.json()

@@ -83,3 +83,29 @@ def test_tracks_that_an_earlier_version_stored_go_on(api: Api) -> None:
     later = api.restart()
     later.post(s.batch(30, **s.steps_of(range(30, 35), s.STALLED, s.STALLED, s.HEALTHY)))
     assert later.get("runs/r1")["health"] == "stalling"
+
+
+def test_nothing_is_said_of_layers_of_which_only_the_visible_change_is_known(api: Api) -> None:
+    api.put(s.start())
+    both = s.layers("norm.weight", "head.weight", strategy="sampled-AdamW")
+    seen = [*s.layers("norm.weight", strategy="visible-Prodigy"), both[1]]
+    api.post(s.batch(0, layers=seen))
+    for first in range(10, 30, 5):
+        rows = s.steps_of(range(first, first + 5), s.STALLED, SILENT, s.STALLED)
+        api.post(s.batch(first, **rows))
+    found = api.get("runs/r1")
+    assert (found["health"], found["layers_stalling"]) == ("stalling", 1)
+    assert found["strategy"] == "Prodigy+AdamW"
+    layers = {layer["name"]: (layer["strategy"], layer["health"]) for layer in api.get("runs/r1/layers")}
+    assert layers == {
+        "norm.weight": ("visible-Prodigy", None), "head.weight": ("sampled-AdamW", "stalling"),
+    }  # fmt: skip
+
+
+def test_there_is_no_verdict_on_a_run_of_which_only_the_visible_change_is_known(api: Api) -> None:
+    api.put(s.start())
+    api.post(s.batch(0, layers=s.layers("norm.weight", "head.weight", strategy="visible-LBFGS")))
+    for first in range(10, 30, 5):
+        api.post(s.batch(first, **s.steps_of(range(first, first + 5), SILENT, SILENT, SILENT)))
+    found = api.get("runs/r1")
+    assert (found["health"], found["headline"]) == (None, "No verdict yet.")

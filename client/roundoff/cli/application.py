@@ -11,7 +11,7 @@ import typer
 
 from roundoff._version import __version__
 
-from . import alerts, check, demo, doctor, runs, scan, sync, version
+from . import alerts, check, delete, demo, doctor, export, runs, scan, sync, version
 from .terminal import errors
 
 COMMANDS = "roundoff.commands"
@@ -21,6 +21,8 @@ OWN: dict[str, Callable[..., None]] = {
     "version": version.version,
     "runs": runs.runs,
     "alerts": alerts.alerts,
+    "delete": delete.delete,
+    "export": export.export,
     "demo": demo.demo,
     "check": check.check,
     "scan": scan.scan,

@@ -92,13 +92,19 @@ class RunPage(Answer):
 
 
 class Series(Answer):
-    """One figure over steps. With `sampled`, each point is a bucket of `bucket` steps, from summed sums."""
+    """One figure over steps. With `sampled`, each point is a bucket of `bucket` steps, from summed sums.
+
+    `low` and `high` then are the lowest and highest finite value of any one sample in the bucket, None where there
+    is none; they are empty without `sampled`, and for the sum of several layers.
+    """
 
     run_id: str
     metric: str
     layer: str | None = None
     steps: list[int]
     values: list[float | None]
+    low: list[float | None] = Field(default_factory=list)
+    high: list[float | None] = Field(default_factory=list)
     bucket: int = 1
     sampled: bool = False
 

@@ -1,16 +1,19 @@
-"""Routes that write: start a run, take a batch."""
+"""Routes that write: start a run, take a batch, delete a run."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from concurrent.futures import Future
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from roundoff.wire import Batch, BatchTaken, Problem, RunStart, RunStarted
+from roundoff.wire import Batch, BatchTaken, Event, Problem, RunStart, RunStarted
 
-from ..services.ingest import take
+from ..services.removal import remove, sweep
 from ..services.runs import start
 from .answers import answer
 from .body import MAX_BODY, MAX_DECOMPRESSED, MAX_START, read_body
@@ -25,6 +28,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         404: "No such run.",
         413: "The body is too large.",
         422: "Bad input; `errors` names the field.",
+        429: "Too much waits already; `Retry-After` says when to send it again.",
         503: "The database is not available; send it again.",
     }.items()
 }
@@ -37,7 +41,7 @@ def _schema(kind: type[RunStart] | type[Batch]) -> dict[str, Any]:
 
 
 def add_ingest(router: APIRouter, service: Service) -> None:
-    """`PUT /runs/{run_id}` and `POST /runs/{run_id}/batches`."""
+    """`PUT` and `DELETE /runs/{run_id}`, and `POST /runs/{run_id}/batches`."""
 
     def started(run_id: str, body: bytes) -> RunStarted:
         request: RunStart = parse(RunStart, body)
@@ -48,17 +52,14 @@ def add_ingest(router: APIRouter, service: Service) -> None:
             )
         with service.database.write() as session:
             done = start(session, run_id, request, service.clock())
-        service.bus.publish(done.events)
+        service.publish(done.events)
         return done.answer
 
-    def taken(run_id: str, body: bytes) -> BatchTaken:
+    def submitted(run_id: str, body: bytes) -> Future[BatchTaken]:
         batch: Batch = parse(Batch, body)
         if not RUN_ID.fullmatch(run_id):
             raise LookupError(f"there is no run {run_id[:140]!r}")
-        with service.database.write() as session:
-            done = take(session, run_id, batch, service.clock())
-        service.bus.publish(done.events)
-        return done.answer
+        return service.intake.submit(run_id, batch, len(body))
 
     @router.put(
         "/runs/{run_id}",
@@ -71,6 +72,19 @@ def add_ingest(router: APIRouter, service: Service) -> None:
         """Create or resume a run. The same token gets the same attempt."""
         return answer(await run_in_threadpool(started, run_id, await read_body(request, MAX_START)))
 
+    def removed(run_id: str) -> None:
+        if not RUN_ID.fullmatch(run_id):
+            raise LookupError(f"there is no run {run_id[:140]!r}")
+        with service.database.write() as session:
+            remove(session, run_id)
+        service.publish([Event(run_id=run_id, kind="run")])
+
+    @router.delete("/runs/{run_id}", status_code=204, responses=REFUSALS, tags=["runs"])
+    async def delete_run(run_id: str) -> Response:
+        """Delete a run with all that it has. It is gone at once; its space is given back in the background."""
+        await run_in_threadpool(removed, run_id)
+        return Response(status_code=204, background=BackgroundTask(sweep, service.database))
+
     @router.post(
         "/runs/{run_id}/batches",
         response_model=BatchTaken,
@@ -79,6 +93,8 @@ def add_ingest(router: APIRouter, service: Service) -> None:
         tags=["runs"],
     )
     async def post_batch(run_id: str, request: Request) -> Response:
-        """Store a batch, plain or with `Content-Encoding: gzip`. Answered means committed; again is a no-op."""
+        """Store a batch, plain or compressed by gzip or zstd. Answered means committed; sent again is a no-op."""
         body = await read_body(request, MAX_BODY, MAX_DECOMPRESSED)
-        return answer(await run_in_threadpool(taken, run_id, body))
+        waiting: Future[BatchTaken] = await run_in_threadpool(submitted, run_id, body)
+        taken = await asyncio.wrap_future(waiting)
+        return answer(taken)

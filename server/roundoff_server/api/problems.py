@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from roundoff.wire import Problem
 
+from ..services.intake import TooBusyError
 from ..services.problems import FieldError
 
 PROBLEM_JSON = "application/problem+json"
@@ -95,6 +96,12 @@ async def _database(_: Request, error: Exception) -> Response:
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": RETRY_AFTER_S})
 
 
+async def _busy(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TooBusyError)
+    headers = {"Retry-After": str(error.retry_after_s)}
+    return problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), headers=headers)
+
+
 async def _number(_: Request, __: Exception) -> Response:
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is outside what can be stored")
 
@@ -118,6 +125,7 @@ def handle_problems(app: FastAPI, missing_page: Callable[[Request], Response]) -
     app.add_exception_handler(FieldError, _field)
     app.add_exception_handler(LookupError, _missing)
     app.add_exception_handler(PermissionError, _forbidden)
+    app.add_exception_handler(TooBusyError, _busy)
     app.add_exception_handler(OperationalError, _database)
     app.add_exception_handler(DataError, _number)
     app.add_exception_handler(OverflowError, _number)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
 
 from roundoff.wire import AlertPage, Heatmap, LayerHealth, Problem, RunPage, RunSummary, Series
 
@@ -31,11 +34,23 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _known(run_id: str) -> str:
+def known_id(run_id: str) -> str:
     """A run id that can exist. Raises LookupError."""
     if not RUN_ID.fullmatch(run_id):
         raise LookupError(f"there is no run {run_id[:140]!r}")
     return run_id
+
+
+def _unless_known(
+    request: Request, version: str, read: Callable[[], BaseModel | Sequence[BaseModel]]
+) -> Response:
+    """The answer with its version as ETag; 304 without one for a client that has it already."""
+    headers = {"ETag": f'W/"{version}"', "Cache-Control": "private, no-cache"}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    found = answer(read())
+    found.headers.update(headers)
+    return found
 
 
 def add_reads(router: APIRouter, service: Service) -> None:
@@ -52,43 +67,57 @@ def add_reads(router: APIRouter, service: Service) -> None:
     @router.get("/runs/{run_id}", response_model=RunSummary, responses=REFUSALS, tags=["runs"])
     def run(run_id: str) -> Response:
         """One run as it stands."""
-        return answer(source.run(_known(run_id)))
+        return answer(source.run(known_id(run_id)))
 
     @router.get("/runs/{run_id}/layers", response_model=list[LayerHealth], responses=REFUSALS, tags=["runs"])
-    def layers(run_id: str) -> Response:
+    def layers(run_id: str, request: Request) -> Response:
         """The layers of a run in model order."""
-        return answer(source.layers(_known(run_id)))
+        return _unless_known(request, source.version(known_id(run_id)), lambda: source.layers(run_id))
 
     @router.get("/runs/{run_id}/series", response_model=Series, responses=REFUSALS, tags=["history"])
     def series(
         run_id: str,
+        request: Request,
         metric: Metric,
         layer: Name = None,
         from_step: StepBound = None,
         to_step: StepBound = None,
         max_points: Annotated[int, Query(ge=1, le=20_000)] = 2000,
+        attempt: Annotated[
+            int | None, Query(ge=1, le=2**31 - 1, description="One attempt, to its end.")
+        ] = None,
+        rank: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="What one rank has sent.")] = None,
     ) -> Response:
         """A figure over steps, for a layer by name or id, a module by prefix, or the whole model."""
-        return answer(
-            source.series(
-                _known(run_id),
+        return _unless_known(
+            request,
+            source.version(known_id(run_id)),
+            lambda: source.series(
+                run_id,
                 metric,
                 layer=layer,
                 from_step=from_step,
                 to_step=to_step,
                 max_points=max_points,
-            )
+                attempt=attempt,
+                rank=rank,
+            ),
         )
 
     @router.get("/runs/{run_id}/heatmap", response_model=Heatmap, responses=REFUSALS, tags=["history"])
     def heatmap(
         run_id: str,
+        request: Request,
         metric: Metric = "lost_fraction",
         max_steps: Annotated[int, Query(ge=1, le=2000)] = 400,
         max_layers: Annotated[int, Query(ge=1, le=5000)] = 200,
     ) -> Response:
         """A figure for layers × step buckets, worst layers first."""
-        return answer(source.heatmap(_known(run_id), metric, max_steps=max_steps, max_layers=max_layers))
+        return _unless_known(
+            request,
+            source.version(known_id(run_id)),
+            lambda: source.heatmap(run_id, metric, max_steps=max_steps, max_layers=max_layers),
+        )
 
     @router.get("/alerts", response_model=AlertPage, responses=REFUSALS, tags=["alerts"])
     def alerts(
@@ -99,5 +128,5 @@ def add_reads(router: APIRouter, service: Service) -> None:
         cursor: Cursor = None,
     ) -> Response:
         """Alerts, newest first."""
-        known = None if run_id is None else _known(run_id)
+        known = None if run_id is None else known_id(run_id)
         return answer(source.alerts(run_id=known, project=project, state=state, limit=limit, cursor=cursor))

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from .context import Service
 from .events import add_events
+from .exports import add_exports
 from .ingest import add_ingest
 from .reads import add_reads
 
@@ -17,5 +18,6 @@ def create_api(service: Service) -> APIRouter:
     router = APIRouter(prefix=PREFIX)
     add_ingest(router, service)
     add_reads(router, service)
+    add_exports(router, service)
     add_events(router, service)
     return router

@@ -6,13 +6,13 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pydantic_core
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
@@ -21,6 +21,12 @@ from .errors import DatabaseUnusableError
 
 BUSY_MS = 30_000
 """How long SQLite waits for a writer in another process."""
+
+CACHE_KIB = 64 * 1024
+"""Pages that one connection to SQLite keeps in memory, in KiB."""
+
+CHECKPOINT_PAGES = 16_384
+"""Pages of SQLite's log before it is carried over: a batch touches every layer's last page, the next one again."""
 
 
 def parse_url(url: str) -> URL:
@@ -98,6 +104,37 @@ class Database:
         with Session(self._readers, expire_on_commit=False, autoflush=False) as session:
             yield session
 
+    def maintain(self, statement: str) -> None:
+        """Run a statement that cannot stand in a transaction, such as VACUUM. Raises PermissionError if read-only."""
+        if self.read_only:
+            raise PermissionError(f"{self.name} is opened for reading only")
+        if not self.is_sqlite:
+            with self._writers.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql(statement)
+            return
+        with self._one_writer, closing(self._writers.raw_connection()) as connection:
+            raw = connection.driver_connection
+            assert raw is not None
+            raw.execute(statement).fetchall()
+
+    def size(self) -> int:
+        """Bytes on disk: the file, or all of the database on its server."""
+        if self.is_sqlite:
+            return Path(str(self.url.database)).expanduser().stat().st_size
+        with self.read() as session:
+            return int(session.scalar(text("SELECT pg_database_size(current_database())")))
+
+    def copy_to(self, target: Path) -> None:
+        """Copy a SQLite file as of now. Raises `DatabaseUnusableError` for PostgreSQL, and FileExistsError."""
+        if not self.is_sqlite:
+            raise DatabaseUnusableError(f"{self.name} is on a server of its own: copy it with pg_dump")
+        if target.exists():
+            raise FileExistsError(f"{target} is there already; name a file that is not")
+        with closing(self._readers.raw_connection()) as connection:
+            raw = connection.driver_connection
+            assert raw is not None
+            raw.execute("VACUUM INTO ?", (str(target),))
+
     def dispose(self) -> None:
         """Close every connection."""
         self._readers.dispose()
@@ -120,6 +157,8 @@ def _sqlite_engine(url: URL, begin: str, *, read_only: bool = False) -> Engine:
         )
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         return connection
 
     engine = create_engine(

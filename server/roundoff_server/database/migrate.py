@@ -19,7 +19,8 @@ ADVISORY_LOCK = 0x726F756E646F6666
 """Key of the PostgreSQL lock under which servers migrate one after the other: `roundoff` in ASCII."""
 
 
-def _config() -> Config:
+def alembic_config() -> Config:
+    """Where the migrations are; put an open connection into its `attributes` before a command."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     return config
@@ -27,7 +28,7 @@ def _config() -> Config:
 
 def known_revision() -> str:
     """The newest revision that this version knows."""
-    return str(ScriptDirectory.from_config(_config()).get_current_head())
+    return str(ScriptDirectory.from_config(alembic_config()).get_current_head())
 
 
 def _revision(connection: Connection) -> str | None:
@@ -35,7 +36,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _refuse_unknown(database: Database, revision: str | None) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
     if revision is not None and revision not in known:
         raise DatabaseUnusableError(
             f"{database.name} has schema {revision}, which this version does not know (newest: "
@@ -71,7 +72,7 @@ def upgrade(database: Database) -> tuple[str | None, str]:
     with explained(database), _alone(database) as connection:
         before = _revision(connection)
         _refuse_unknown(database, before)
-        config = _config()
+        config = alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return before, known_revision()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, Table
+from sqlalchemy import BigInteger, Column, Connection, Double, Integer, LargeBinary, Table
 
 Columns = Mapping[str, Any]
 """Column name → a numpy array, a list of bytes, or one number for every row."""
@@ -19,15 +19,19 @@ _COPY_END = b"\xff\xff"
 
 def last_of_each(keys: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Row numbers in key order, only the last of rows with equal keys."""
-    stacked = np.stack([np.asarray(key, "i8") for key in keys], axis=1)[::-1]
-    _, newest = np.unique(stacked, axis=0, return_index=True)
-    return np.asarray(len(stacked) - 1 - newest, dtype=np.int64)
+    columns = [np.asarray(key, "i8") for key in keys]
+    # Most keys are the same in every row: they decide nothing.
+    sorted_by = [column for column in columns if len(column) and (column != column[0]).any()] or columns[:1]
+    order = np.lexsort(sorted_by[::-1])
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = np.logical_or.reduce([np.diff(column[order]) != 0 for column in sorted_by])
+    return np.asarray(order[last], dtype=np.int64)
 
 
 def put_rows(connection: Connection, table: Table, columns: Columns) -> int:
     """Insert rows, replacing those whose primary key is there already; returns how many rows there were.
 
-    Of rows with equal keys in `columns` the last wins.
+    Of rows with equal keys in `columns` the last wins. Counts that are 0 in every row are left out: they are NULL.
     """
     length = next((len(column) for column in columns.values() if not isinstance(column, int)), 1)
     if length == 0:
@@ -38,25 +42,30 @@ def put_rows(connection: Connection, table: Table, columns: Columns) -> int:
         name: column[order] if isinstance(column, np.ndarray) else [column[i] for i in order]
         for name, column in arrays.items()
     }
+    filled = [column for column in table.columns if not _left_out(column, ordered[column.name])]
     if connection.dialect.name == "sqlite":
-        rows = list(zip(*(_plain(ordered[column.name]) for column in table.columns), strict=True))
-        marks = ", ".join("?" * len(table.columns))
-        connection.exec_driver_sql(f"{_insert(table)} VALUES ({marks}) {_on_conflict(table)}", rows)
+        rows = list(zip(*(_plain(ordered[column.name]) for column in filled), strict=True))
+        marks = ", ".join("?" * len(filled))
+        connection.exec_driver_sql(f"{_insert(table, filled)} VALUES ({marks}) {_on_conflict(table)}", rows)
     else:
-        _put_postgresql(connection, table, ordered)
+        _put_postgresql(connection, table, filled, ordered)
     return len(order)
+
+
+def _left_out(column: Column[Any], values: Any) -> bool:
+    return bool(column.nullable) and isinstance(column.type, Integer) and not values.any()
 
 
 def _plain(column: Any) -> list[Any]:
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
-def _names(table: Table) -> str:
-    return ", ".join(f'"{column.name}"' for column in table.columns)
+def _names(columns: Sequence[Column[Any]]) -> str:
+    return ", ".join(f'"{column.name}"' for column in columns)
 
 
-def _insert(table: Table) -> str:
-    return f'INSERT INTO "{table.name}" ({_names(table)})'
+def _insert(table: Table, columns: Sequence[Column[Any]]) -> str:
+    return f'INSERT INTO "{table.name}" ({_names(columns)})'
 
 
 def _on_conflict(table: Table) -> str:
@@ -66,44 +75,46 @@ def _on_conflict(table: Table) -> str:
     return f"ON CONFLICT ({key}) DO UPDATE SET {sets}"
 
 
-def _put_postgresql(connection: Connection, table: Table, columns: Columns) -> None:
+def _put_postgresql(
+    connection: Connection, table: Table, filled: Sequence[Column[Any]], columns: Columns
+) -> None:
     """COPY straight into the table; only if a key is there already, through a temporary one."""
     try:
         with connection.begin_nested():
-            _copy(connection, f'"{table.name}"', table, columns)
+            _copy(connection, f'"{table.name}"', filled, columns)
     except psycopg.errors.UniqueViolation:
         name = f"again_{table.name}"
         connection.exec_driver_sql(f'CREATE TEMP TABLE {name} (LIKE "{table.name}") ON COMMIT DROP')
-        _copy(connection, name, table, columns)
+        _copy(connection, name, filled, columns)
         connection.exec_driver_sql(
-            f"{_insert(table)} SELECT {_names(table)} FROM {name} {_on_conflict(table)}"
+            f"{_insert(table, filled)} SELECT {_names(filled)} FROM {name} {_on_conflict(table)}"
         )
         connection.exec_driver_sql(f"DROP TABLE {name}")
 
 
-def _copy(connection: Connection, target: str, table: Table, columns: Columns) -> None:
+def _copy(connection: Connection, target: str, filled: Sequence[Column[Any]], columns: Columns) -> None:
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     with (
         driver.cursor() as cursor,
-        cursor.copy(f"COPY {target} ({_names(table)}) FROM STDIN (FORMAT BINARY)") as copy,
+        cursor.copy(f"COPY {target} ({_names(filled)}) FROM STDIN (FORMAT BINARY)") as copy,
     ):
         copy.write(_COPY_HEADER)
-        copy.write(_copy_rows(table, columns))
+        copy.write(_copy_rows(filled, columns))
         copy.write(_COPY_END)
 
 
-def _copy_rows(table: Table, columns: Columns) -> bytes:
+def _copy_rows(filled: Sequence[Column[Any]], columns: Columns) -> bytes:
     """The rows in PostgreSQL's binary COPY format: every field as its length and its big-endian bytes."""
     fields: list[tuple[str, str]] = [("width", ">i2")]
-    for column in table.columns:
+    for column in filled:
         fields += [
             (f"length of {column.name}", ">i4"),
             (column.name, _copy_type(column.type, columns[column.name])),
         ]
     rows = np.zeros(len(columns[next(iter(columns))]), dtype=fields)
-    rows["width"] = len(table.columns)
-    for column in table.columns:
+    rows["width"] = len(filled)
+    for column in filled:
         rows[f"length of {column.name}"] = rows.dtype[column.name].itemsize
         rows[column.name] = columns[column.name]
     return rows.tobytes()

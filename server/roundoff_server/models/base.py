@@ -31,7 +31,9 @@ SampledRun = Annotated[int, mapped_column(Integer, primary_key=True, autoincreme
 
 Key = Annotated[int, mapped_column(Integer, primary_key=True, autoincrement=False)]
 Step = Annotated[int, mapped_column(BigInteger, primary_key=True, autoincrement=False)]
-Long = Annotated[int, mapped_column(BigInteger)]
+Count = Annotated[int | None, mapped_column(BigInteger)]
+"""A count in which NULL reads as 0: most counts are, and PostgreSQL then spends a bit on it, not eight bytes."""
+
 Seconds = Annotated[float, mapped_column(Double)]
 """A moment by the server's clock, in seconds since 1970 UTC: arithmetic on it is the same in both databases."""
 

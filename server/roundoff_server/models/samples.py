@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Mapped
 
-from .base import Base, Key, Long, Real, SampledRun, Step
+from .base import Base, Count, Key, Real, SampledRun, Step
 
 
 class SumColumns:
-    """The columns of `metrics.ROW`, by the same names and in the same order."""
+    """The columns of `metrics.ROW`, by the same names and in the same order; a count that is NULL is 0."""
 
-    numel: Mapped[Long]
-    attempted: Mapped[Long]
-    lost: Mapped[Long]
-    invisible: Mapped[Long]
-    unchanged: Mapped[Long]
-    decay_attempted: Mapped[Long]
-    decay_lost: Mapped[Long]
-    v_attempted: Mapped[Long]
-    v_stuck: Mapped[Long]
-    v_stuck_high: Mapped[Long]
-    underflowed: Mapped[Long]
-    v_underflowed: Mapped[Long]
-    nonfinite: Mapped[Long]
-    zero_grad: Mapped[Long]
-    skipped: Mapped[Long]
-    frozen: Mapped[Long]
-    frozen_of: Mapped[Long]
+    numel: Mapped[Count]
+    attempted: Mapped[Count]
+    lost: Mapped[Count]
+    invisible: Mapped[Count]
+    unchanged: Mapped[Count]
+    decay_attempted: Mapped[Count]
+    decay_lost: Mapped[Count]
+    v_attempted: Mapped[Count]
+    v_stuck: Mapped[Count]
+    v_stuck_high: Mapped[Count]
+    underflowed: Mapped[Count]
+    v_underflowed: Mapped[Count]
+    nonfinite: Mapped[Count]
+    zero_grad: Mapped[Count]
+    skipped: Mapped[Count]
+    frozen: Mapped[Count]
+    frozen_of: Mapped[Count]
     sum_uu: Mapped[Real]
     sum_ua: Mapped[Real]
     sum_aa: Mapped[Real]

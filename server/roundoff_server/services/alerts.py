@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
+import numpy as np
+from pydantic_core import from_json
+from sqlalchemy import Text, cast, func, literal, select
 from sqlalchemy.orm import Session
 
 from roundoff.metrics import COUNTS, WARMUP_STEPS, Track, cure
@@ -15,32 +16,17 @@ from roundoff.metrics.cures import is_judged
 
 from ..database.upsert import replacing
 from ..models import MODEL, AlertRow, Attempt, GroupSample, LayerRow, LayerSample, ModelSample, Run, Scope
-from .stagnation import RULE, Watched, headline
+from .binned import Columns, Floats, Ints
+from .buckets import summed
+from .stagnation import RULE, headline
+from .tracks import NAMES, Evidence, Flags, Tracks
 
 NAMED = 50
 """Worst layers that an alert keeps by name; it counts them all."""
 
 
-class Evidence(NamedTuple):
-    """The columns that a verdict and its causes read, ranks summed."""
-
-    numel: int
-    zero_grad: int
-    attempted: int
-    lost: int
-    nonfinite: int
-    sum_uu: float
-    sum_ua: float
-    expected_roundings: float
-    invisible: int
-    underflowed: int
-    decay_attempted: int
-    decay_lost: int
-    v_attempted: int
-    v_stuck: int
-    v_stuck_high: int
-    v_underflowed: int
-    skipped: int
+READ = tuple(name for name in NAMES if name != "samples")
+"""The columns that a verdict and its causes read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +39,21 @@ class Span:
     high: int
 
 
+class Samples(NamedTuple):
+    """Rows of layers, and of the model as layer `MODEL`, in any order; `columns` has those of `READ` at least."""
+
+    layer: Ints
+    step: Ints
+    columns: Columns
+
+
+class Named(NamedTuple):
+    """What an alert says of a layer."""
+
+    name: str
+    strategy: str
+
+
 @dataclass(slots=True)
 class Evaluation:
     """One run's scopes and its open alert while samples are read."""
@@ -60,38 +61,28 @@ class Evaluation:
     session: Session
     run: Run
     now: float
-    scopes: dict[int, Watched]
-    layers: dict[int, LayerRow]
+    tracks: Tracks
+    group: Ints
+    judged: Flags
+    """By layer id, whether anything is known of what was attempted there; of the model, whether of any layer."""
     alert: AlertRow | None
     changed: bool = False
-    touched: set[int] = field(default_factory=set)
 
-    def step(self, step: int, samples: Iterable[tuple[int, Evidence, float | None]]) -> None:
+    def step(self, evidence: Evidence) -> None:
         """Read all samples of one step, then move the alert."""
-        for layer, evidence, lr in samples:
-            if not self._is_judged(layer):
-                continue
-            scope = self.scopes.setdefault(layer, Watched(layer))
-            if step > scope.last_step:
-                scope.advance(step, evidence, lr)
-                self.touched.add(layer)
-        if any(scope.firing for scope in self.scopes.values()):
+        step = evidence.step
+        self.tracks.advance(evidence)
+        if self.tracks.firing.any():
             self._fire(step)
         elif self.alert is not None and self.alert.state == "firing":
             self._resolve(step, "descent efficiency is above the clear threshold again")
-        elif any(scope.pending for scope in self.scopes.values()):
+        elif self.tracks.pending.any():
             self.alert = self.alert or self._open(step)
         elif self.alert is not None:
             self._drop()
 
-    def _is_judged(self, layer: int) -> bool:
-        """Whether anything is known of what was attempted there; in the model, of any layer."""
-        asked = list(self.layers.values()) if layer == MODEL else [self.layers[layer]]
-        return not asked or any(is_judged(one.strategy) for one in asked)
-
     def _open(self, step: int) -> AlertRow:
-        affected = [s for s in self.scopes.values() if s.firing or s.pending]
-        since = min((s.since_step for s in affected if s.since_step is not None), default=step)
+        since = self._since(self.tracks.firing | self.tracks.pending, step)
         newest = (
             self.session.scalar(select(func.max(AlertRow.number)).where(AlertRow.run == self.run.run)) or 0
         )
@@ -118,11 +109,15 @@ class Evaluation:
     def _fire(self, step: int) -> None:
         self.alert = self.alert or self._open(step)
         if self.alert.state == "pending":
-            firing = [s.since_step for s in self.scopes.values() if s.firing and s.since_step is not None]
-            self.alert.since_step = min(firing, default=self.alert.since_step)
+            self.alert.since_step = self._since(self.tracks.firing, self.alert.since_step)
             self.alert.state, self.alert.fired_step, self.alert.fired_at = "firing", step, self.now
             self._describe(self.alert)
             self.changed = True
+
+    def _since(self, scopes: Flags, otherwise: int) -> int:
+        """The first step at which one of the scopes began to stall."""
+        since = self.tracks.since[scopes & (self.tracks.since >= 0)]
+        return int(since.min()) if len(since) else otherwise
 
     def _resolve(self, step: int | None, reason: str) -> None:
         assert self.alert is not None
@@ -139,34 +134,38 @@ class Evaluation:
 
     def _describe(self, alert: AlertRow) -> None:
         """Name what is affected now: the firing scopes, or the pending ones before any fires."""
-        firing = [s for s in self.scopes.values() if s.firing]
-        affected = firing or [s for s in self.scopes.values() if s.pending]
+        affected = self.tracks.watched(self.tracks.firing)
+        affected = affected or self.tracks.watched(self.tracks.pending)
         layers = sorted((s for s in affected if s.layer != MODEL), key=lambda s: s.badness)
         alert.model = any(s.layer == MODEL for s in affected)
         alert.severity = "critical" if alert.model else "warning"
         alert.layers, alert.layer_count = [s.layer for s in layers[:NAMED]], len(layers)
-        names = [self.layers[s.layer].name for s in layers[:3]]
-        alert.headline = headline(
-            self.scopes.get(MODEL), alert.model, layers, names, len(self.layers), alert.since_step
-        )
-        concerned = [self.layers[s.layer] for s in layers] or list(self.layers.values())
+        known = self._known_layers()
+        names = [known[s.layer].name for s in layers[:3]]
+        model = next((s for s in affected if s.layer == MODEL), None)
+        alert.headline = headline(model, alert.model, layers, names, len(known), alert.since_step)
+        concerned = [known[s.layer] for s in layers] or list(known.values())
         advice = cure(layer.strategy for layer in concerned)
         alert.cure = "" if advice is None else advice.text
 
+    def _known_layers(self) -> dict[int, Named]:
+        query = select(LayerRow.layer, LayerRow.name, LayerRow.strategy).where(LayerRow.run == self.run.run)
+        return {layer: Named(name, strategy) for layer, name, strategy in self.session.execute(query)}
+
     def save(self) -> None:
         """Write back what was touched; the open alert speaks of the present."""
-        if self.alert is not None and self.touched:
+        touched = np.flatnonzero(self.tracks.touched)
+        if self.alert is not None and len(touched):
             self._describe(self.alert)
-        rows = [_stored(self.run.run, self.scopes[layer]) for layer in sorted(self.touched)]
+        rows = [{"run": self.run.run, **row} for row in self.tracks.stored(touched)]
         if rows:
             self.session.execute(replacing(self.session, Scope.__table__), rows)  # type: ignore[arg-type]
 
     def close(self, reason: str) -> None:
         """End of the run: what fired is resolved for this reason, what was pending is dropped."""
-        for scope in self.scopes.values():
-            if scope.firing or scope.streak:
-                scope.firing, scope.streak = False, 0
-                self.touched.add(scope.layer)
+        tracks = self.tracks
+        ended = tracks.firing | (tracks.streak > 0)
+        tracks.firing[ended], tracks.streak[ended], tracks.touched[ended] = False, 0, True
         if self.alert is not None and self.alert.state == "firing":
             self._resolve(self.run.step, reason)
         elif self.alert is not None:
@@ -175,40 +174,57 @@ class Evaluation:
 
 def begin(session: Session, run: Run, now: float) -> Evaluation:
     """Load where the run's scopes and its open alert stand."""
-    scopes = session.execute(select(Scope.__table__).where(Scope.run == run.run))
-    layers = session.scalars(select(LayerRow).where(LayerRow.run == run.run))
+    layers = session.execute(
+        select(LayerRow.layer, LayerRow.group_index, LayerRow.strategy).where(LayerRow.run == run.run)
+    ).all()
+    group = np.zeros(max((layer for layer, _, _ in layers), default=0) + 1, dtype="i8")
+    judged = np.zeros(len(group), dtype=bool)
+    for layer, number, strategy in layers:
+        group[layer], judged[layer] = number, is_judged(strategy)
+    judged[MODEL] = not layers or judged.any()
+    tracks = Tracks(len(group) - 1)
+    columns = [column for column in Scope.__table__.columns if column.name != "track"]
+    text = cast(Scope.__table__.c.track, Text).label("text")
+    rows = session.execute(select(*columns, text).where(Scope.run == run.run)).all()
+    tracks.load(rows, from_json("[" + ",".join(row.text for row in rows) + "]"))
     alert = session.scalar(
         select(AlertRow).where(AlertRow.run == run.run, AlertRow.rule == RULE, AlertRow.state != "resolved")
     )
-    return Evaluation(
-        session,
-        run,
-        now,
-        {row.layer: _watched(row) for row in scopes},
-        {row.layer: row for row in layers},
-        alert,
-    )
+    return Evaluation(session, run, now, tracks, group, judged, alert)
 
 
-def evaluate(evaluation: Evaluation, span: Span) -> None:
-    """Read the complete steps of `span` after the warm-up, in step order."""
+def evaluate(evaluation: Evaluation, span: Span, samples: Samples | None = None) -> None:
+    """Read the complete steps of `span` after the warm-up, in step order.
+
+    `samples` are all that there are of its steps, if the caller has them; else the database is asked.
+    """
     session, run = evaluation.session, evaluation.run
     first = session.scalar(select(func.min(Attempt.first_step)).where(Attempt.run == run.run)) or 0
     low = max(span.low, first + WARMUP_STEPS - 1)
     if low >= span.high:
         return
     rates = _rates(session, run, span, low)
-    steps: dict[int, list[tuple[int, Evidence, float | None]]] = {}
-    for layer, step, evidence in _samples(session, run, span, low):
-        if layer == MODEL:
-            lr = rates.highest.get(step)
-        else:
-            lr = rates.of_group.get((evaluation.layers[layer].group_index, step))
-        steps.setdefault(step, []).append((layer, evidence, lr))
     whole = _whole_steps(session, run, span, low)
-    for step in sorted(steps):
-        if whole is None or step in whole:
-            evaluation.step(step, steps[step])
+    found = samples or _samples(session, run, span, low)
+    order = np.argsort(found.step, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(found.step[order])) + 1):
+        step = int(found.step[rows[0]]) if len(rows) else low
+        if step > low and (whole is None or step in whole):
+            rows = rows[evaluation.judged[found.layer[rows]]]
+            layer = found.layer[rows]
+            columns = {name: found.columns[name][rows] for name in READ}
+            lr = _rates_at(rates, step, layer, evaluation.group)
+            evaluation.step(Evidence(step, layer, columns, lr))
+
+
+def _rates_at(rates: Rates, step: int, layers: Ints, group: Ints) -> Floats:
+    """The learning rate of each layer at a step, the highest for the model; NaN where unknown."""
+    of_group = {
+        number: rates.of_group.get((number, step), math.nan) for number in np.unique(group[layers]).tolist()
+    }
+    lr = np.array([of_group[number] for number in group[layers].tolist()])
+    lr[layers == MODEL] = rates.highest.get(step, math.nan)
+    return lr
 
 
 def _whole_steps(session: Session, run: Run, span: Span, low: int) -> set[int] | None:
@@ -253,46 +269,27 @@ def _within(
     ]
 
 
-def _samples(session: Session, run: Run, span: Span, low: int) -> Iterable[tuple[int, int, Evidence]]:
-    def summed(table: type[LayerSample] | type[ModelSample]) -> list[Any]:
-        return [func.sum(getattr(table, name)) for name in Evidence._fields]
-
+def _samples(session: Session, run: Run, span: Span, low: int) -> Samples:
+    """The span's samples, ranks summed."""
     model = (
-        select(ModelSample.step, *summed(ModelSample))
+        select(literal(MODEL), ModelSample.step, *summed(ModelSample, READ))
         .where(*_within(ModelSample, run, span, low))
         .group_by(ModelSample.step)
     )
-    for step, *values in session.execute(model):
-        yield MODEL, step, _evidence(values)
-    # From layers, so that SQLite seeks (run, layer, attempt, rank, step) instead of reading the whole run.
+    # Each layer by its id: else SQLite may read the whole run, its key being (run, layer, attempt, rank, step).
+    known = select(LayerRow.layer).where(LayerRow.run == run.run)
     layers = (
-        select(LayerSample.layer, LayerSample.step, *summed(LayerSample))
-        .select_from(LayerRow)
-        .join(LayerSample, (LayerSample.run == LayerRow.run) & (LayerSample.layer == LayerRow.layer))
-        .where(LayerRow.run == run.run, *_within(LayerSample, run, span, low))
+        select(LayerSample.layer, LayerSample.step, *summed(LayerSample, READ))
+        .where(*_within(LayerSample, run, span, low), LayerSample.layer.in_(known))
         .group_by(LayerSample.layer, LayerSample.step)
     )
-    for layer, step, *values in session.execute(layers):
-        yield layer, step, _evidence(values)
-
-
-def _evidence(values: list[Any]) -> Evidence:
-    return Evidence._make(
-        int(value) if name in COUNTS else math.nan if value is None else float(value)
-        for name, value in zip(Evidence._fields, values, strict=True)
-    )
-
-
-def _watched(row: Any) -> Watched:
-    return Watched(
-        row.layer,
-        track_of(row.track),
-        row.last_step,
-        row.health,
-        row.streak,
-        row.since_step,
-        bool(row.firing),
-    )
+    rows = [*session.execute(model), *session.execute(layers)]
+    columns = list(zip(*rows, strict=True)) or [()] * (2 + len(READ))
+    arrays: Columns = {
+        name: np.array(column, dtype="i8" if name in COUNTS else "f8")
+        for name, column in zip(READ, columns[2:], strict=True)
+    }
+    return Samples(np.array(columns[0], dtype="i8"), np.array(columns[1], dtype="i8"), arrays)
 
 
 def track_of(data: dict[str, Any]) -> Track:
@@ -303,18 +300,3 @@ def track_of(data: dict[str, Any]) -> Track:
         if name in data  # an earlier version kept the first two
     }
     return Track.from_dict(data | totals)
-
-
-def _stored(run: int, scope: Watched) -> dict[str, Any]:
-    return {
-        "run": run,
-        "layer": scope.layer,
-        "track": scope.track.to_dict(),
-        "last_step": scope.last_step,
-        "health": scope.health,
-        "lost_fraction": scope.lost,
-        "efficiency": scope.efficiency,
-        "streak": scope.streak,
-        "since_step": scope.since_step,
-        "firing": scope.firing,
-    }

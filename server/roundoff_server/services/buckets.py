@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +22,36 @@ Floats = NDArray[np.float64]
 Conditions = list[ColumnElement[bool]]
 
 
+FOREVER = 2**62
+"""A step that no run reaches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which rows of a table to read: the merged view of a run between two steps, both included."""
+    """Which rows of a table to read, between two steps, both included.
+
+    Several attempts are merged; one alone is whole. `rank` is None for all of them. `apart` says that this is not
+    the run's merged view.
+    """
 
     run: int
     attempts: Sequence[Attempt]
     from_step: int | None = None
     to_step: int | None = None
+    rank: int | None = None
+    apart: bool = False
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """(attempt, first step, step after the last) of what to read of each attempt, empty ones left out."""
+        low, high = self.from_step or 0, FOREVER if self.to_step is None else self.to_step + 1
+        spans = []
+        for attempt in self.attempts:
+            cut = len(self.attempts) > 1
+            first = attempt.first_step if cut and attempt.number > 1 else 0
+            end = attempt.end_step if cut and attempt.end_step is not None else FOREVER
+            if max(first, low) < min(end, high):
+                spans.append((attempt.number, max(first, low), min(end, high)))
+        return spans
 
     def of(self, table: Sampled) -> Conditions:
         """As SQL. Each attempt counts from its declared first step to the next one's."""
@@ -40,6 +62,8 @@ class Window:
             conditions.append(table.step >= self.from_step)
         if self.to_step is not None:
             conditions.append(table.step <= self.to_step)
+        if self.rank is not None:
+            conditions.append(table.rank == self.rank)
         return conditions
 
 
@@ -56,6 +80,14 @@ def window(session: Session, run: Run, from_step: int | None = None, to_step: in
     """The merged view of a run."""
     attempts = session.scalars(select(Attempt).where(Attempt.run == run.run).order_by(Attempt.number)).all()
     return Window(run.run, attempts, from_step, to_step)
+
+
+def apart(window: Window, attempt: int | None, rank: int | None) -> Window:
+    """One attempt of a window, to its own end, or one rank. Raises LookupError for an attempt that is not there."""
+    attempts = [one for one in window.attempts if attempt in (None, one.number)]
+    if attempt is not None and not attempts:
+        raise LookupError(f"there is no attempt {attempt}")
+    return replace(window, attempts=attempts, rank=rank, apart=(attempt, rank) != (None, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +150,7 @@ def summed(table: type[LayerSample] | type[ModelSample], names: Sequence[str]) -
         column = getattr(table, name)
         total = func.sum(column)
         if name in COUNTS:
-            columns.append(cast(total, BigInteger).label(name))
+            columns.append(cast(func.coalesce(total, 0), BigInteger).label(name))
         else:
             columns.append(case((func.count(column) == func.count(), total), else_=None).label(name))
     return columns

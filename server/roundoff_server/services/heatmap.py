@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +12,12 @@ from sqlalchemy.orm import Session
 from roundoff.metrics import METRICS, Metric
 from roundoff.wire import Heatmap
 
-from ..models import LayerRow, LayerSample, ModelSample, Run
-from .buckets import Extent, Floats, Summed, Window, extent, fetch, reads, shown, start, summed
+from ..models import LayerRow, Run
+from .binned import Floats
+from .buckets import Window, reads, shown
+from .grouped import group_samples
+from .samples import ranks_of
+from .strips import Strips, Table, read_strips, suitable_width, tabulated, widened
 
 LAST_SAMPLES = 10
 """Samples at the end of the run by which layers are sorted: the longest window of a verdict."""
@@ -27,72 +30,77 @@ def read_heatmap(
     if name not in METRICS:
         raise LookupError(f"there is no metric {name!r} for layers; known are {', '.join(METRICS)}")
     metric = METRICS[name]
-    span = _extent(session, window)
-    if span is None:
+    strips = read_strips(session, run.run, reads(metric.figure))
+    if not len(strips.step):
+        strips = _from_samples(session, window, reads(metric.figure))
+    if not len(strips.step):
         return Heatmap(run_id=run.id, metric=name, layers=[], steps=[], values=[])
-    width = span.bucket(max_steps)
-    columns, bucket = reads(metric.figure), start(LayerSample, width)
-    query = (
-        select(LayerSample.layer, bucket.label("bucket"), *summed(LayerSample, columns))
-        .where(*window.of(LayerSample))
-        .group_by(LayerSample.layer, "bucket")
-    )
-    found = fetch(session, query, 2, columns)
+    ranks = max(map(len, ranks_of(session, run.run).values()), default=1)
+    grid = _Grid(strips, metric, suitable_width(strips.step, strips.width, max_steps), ranks)
     known = session.execute(select(LayerRow.layer, LayerRow.name).where(LayerRow.run == run.run))
     names = {layer: text for layer, text in known}  # noqa: C416
-    grid = _Grid(found, metric)
-    chosen = grid.worst_first(_last_buckets(span, width))[:max_layers]
+    chosen = grid.worst_first()[:max_layers]
     return Heatmap(
         run_id=run.id,
         metric=name,
-        layers=[names[int(grid.layers[row])] for row in chosen],
-        steps=grid.steps.tolist(),
-        values=[shown(grid.values[row], grid.defined[row]) for row in chosen],
-        bucket=width,
-        sampled=width > 1,
+        layers=[names[column + 1] for column in chosen],
+        steps=grid.step.tolist(),
+        values=grid.rows(chosen),
+        bucket=grid.width,
+        sampled=grid.width > 1,
     )
 
 
-def _extent(session: Session, window: Window) -> Extent | None:
-    """Of the model's rows, which are few; of the layers' if a client sends only those."""
-    return extent(session, ModelSample, window.of(ModelSample)) or extent(
-        session, LayerSample, window.of(LayerSample)
-    )
-
-
-def _last_buckets(span: Extent, width: int) -> int:
-    every = (span.last - span.first) / max(1, span.count - 1)
-    return LAST_SAMPLES if width == 1 else max(1, math.ceil(LAST_SAMPLES * every / width))
+def _from_samples(session: Session, window: Window, names: list[str]) -> Strips:
+    """Of a run that an earlier version has stored, and that has got nothing since: summed by the database."""
+    found = group_samples(session, window, 1, names)
+    if not len(found):
+        return Strips(1, found.step, found.samples, {})
+    step, place = np.unique(found.step, return_inverse=True)
+    shape = (len(step), int(found.layer.max()))
+    tables = {name: tabulated(place, found.layer, column, shape) for name, column in found.sums.items()}
+    return Strips(1, step, tabulated(place, found.layer, found.samples, shape), tables)
 
 
 class _Grid:
-    """Layers × buckets: `values` and where they are `defined`."""
+    """Buckets × layers in buckets of `width` steps; `ranks` send the samples of each step."""
 
-    def __init__(self, found: Summed, metric: Metric) -> None:
-        self.metric = metric
-        self.layers, self.row = np.unique(np.array(found.keys[0], "i8"), return_inverse=True)
-        self.steps, self.column = np.unique(np.array(found.keys[1], "i8"), return_inverse=True)
-        self.found = found
-        shape = (len(self.layers), len(self.steps))
-        values, defined = found.figure(metric.figure)
-        self.values: Floats = np.full(shape, math.nan)
-        self.defined: NDArray[np.bool_] = np.zeros(shape, dtype=bool)
-        self.values[self.row, self.column] = values
-        self.defined[self.row, self.column] = defined
-
-    def worst_first(self, buckets: int) -> list[int]:
-        """Rows by the figure over the last `buckets` columns, undefined ones last; model order without a bad end."""
-        rows = range(len(self.layers))
-        if self.metric.worst is None:
-            return list(rows)
-        recent = self.column >= len(self.steps) - buckets
-        sums = {}
-        for name in self.found.names:
-            total = np.zeros(len(self.layers), getattr(self.found.sums, name).dtype)
-            with np.errstate(all="ignore"):
-                np.add.at(total, self.row[recent], getattr(self.found.sums, name)[recent])
-            sums[name] = total
+    def __init__(self, strips: Strips, metric: Metric, width: int, ranks: int) -> None:
+        self.metric, self.width = metric, width
+        self.step, self.samples = widened(strips.step, strips.samples, width)
+        self.sums = {name: widened(strips.step, table, width)[1] for name, table in strips.tables.items()}
+        last = _last_buckets(strips.samples, ranks)
         with np.errstate(all="ignore"):
-            figure = np.asarray(self.metric.figure(SimpleNamespace(**sums)), "f8")
+            self.recent = {name: table[-last:].sum(axis=0) for name, table in strips.tables.items()}
+
+    def rows(self, chosen: list[int]) -> list[list[float | None]]:
+        """The figure of each of the layers, None where undefined."""
+        with np.errstate(all="ignore"):
+            sums = {name: table[:, chosen] for name, table in self.sums.items()}
+            values = np.asarray(self.metric.figure(SimpleNamespace(**sums)), "f8")
+        defined = self._defined(values, sums) & (self.samples[:, chosen] > 0)
+        return [shown(value, there) for value, there in zip(values.T, defined.T, strict=True)]
+
+    def worst_first(self) -> list[int]:
+        """Layers by the figure over the last samples, undefined ones last; model order without a bad end."""
+        layers = np.flatnonzero(self.samples.any(axis=0)).tolist()
+        if self.metric.worst is None:
+            return layers
+        with np.errstate(all="ignore"):
+            figure = np.asarray(self.metric.figure(SimpleNamespace(**self.recent)), "f8")
         sign = -1 if self.metric.worst == "high" else 1
-        return sorted(rows, key=lambda row: (bool(np.isnan(figure[row])), sign * figure[row], row))
+        return sorted(layers, key=lambda layer: (bool(np.isnan(figure[layer])), sign * figure[layer], layer))
+
+    @staticmethod
+    def _defined(values: Floats, sums: dict[str, Table]) -> NDArray[np.bool_]:
+        """Where the figure is a value: a NaN of non-finite sums is one."""
+        finite = np.ones(values.shape, dtype=bool)
+        for table in sums.values():
+            finite &= np.isfinite(table)
+        return ~(np.isnan(values) & finite)
+
+
+def _last_buckets(samples: Table, ranks: int) -> int:
+    """How many buckets at the end hold the last samples of the layers that have most of them."""
+    most = samples[::-1].max(axis=1).cumsum()
+    return int(np.searchsorted(most, LAST_SAMPLES * ranks)) + 1

@@ -32,6 +32,7 @@ from . import alerts, decode
 from .glance import Glance
 from .problems import FieldError
 from .runs import ENDED, check_version, find_run, latest_attempt
+from .upkeep import Upkeep
 
 
 @dataclass(slots=True)
@@ -75,20 +76,27 @@ class _Intake:
 
     def take(self) -> Taken:
         run, batch = self.run, self.batch
+        run.version += 1
         glance = Glance(run) if latest_attempt(self.session, run) == batch.attempt else None
         if glance is not None:  # what an earlier attempt left in its spool says nothing of the present one
             run.heard_at, run.promise_s = max(self.now, run.heard_at), batch.promise_s
         layers = self._declare()
-        sampled = [self._model(), self._samples(layers)]
+        upkeep = Upkeep(self.session, run, self.attempt, batch.rank)
+        model, samples = self._model(upkeep), self._samples(layers, upkeep)
         self._headroom(layers)
         self._groups(glance)
         self._scalars(glance)
-        steps = [step for bounds in sampled if bounds is not None for step in bounds]
+        steps = [int(end) for a in (model, samples) if a for end in (a["step"].min(), a["step"].max())]
         if glance is not None and steps:
             glance.reached(max(steps))
         span = self._writer(steps)
+        upkeep.roll_up(model, samples, self._watermark())
+        alone = span is not None and span.ranks == {batch.rank} and upkeep.all_new
         events = [Event(run_id=run.id, kind="samples", step=run.step)] if self.rows else []
-        return Taken(BatchTaken(status="accepted", rows=self.rows), events + self._judge(span, glance))
+        return Taken(
+            BatchTaken(status="accepted", rows=self.rows),
+            events + self._judge(span, glance, _joined(model, samples) if alone else None),
+        )
 
     def _put(self, table: Any, **columns: Any) -> None:
         keys = {"run": self.run.run, "attempt": self.batch.attempt, "rank": self.batch.rank}
@@ -134,21 +142,24 @@ class _Intake:
         for table, rows in ((LayerRow, layers), (Declaration, declared)):
             self.session.execute(replacing(self.session, table.__table__), list(rows.values()))  # type: ignore[arg-type]
 
-    def _model(self) -> tuple[int, int] | None:
+    def _model(self, upkeep: Upkeep) -> decode.Arrays | None:
         table = self.batch.model
         if table is None or not len(table):
             return None
         arrays = decode.sums(table, "model")
+        upkeep.will_store(arrays)
         self._put(ModelSample, **arrays)
-        return int(arrays["step"].min()), int(arrays["step"].max())
+        return arrays
 
-    def _samples(self, layers: dict[int, int]) -> tuple[int, int] | None:
+    def _samples(self, layers: dict[int, int], upkeep: Upkeep) -> decode.Arrays | None:
         table: LayerSamples | None = self.batch.samples
         if table is None or not len(table):
             return None
-        arrays = decode.sums(table, "samples")
-        self._put(LayerSample, layer=decode.layer_numbers(table.layer, "samples", layers), **arrays)
-        return int(arrays["step"].min()), int(arrays["step"].max())
+        numbers = decode.layer_numbers(table.layer, "samples", layers)
+        arrays = decode.sums(table, "samples") | {"layer": numbers}
+        upkeep.will_store(arrays)
+        self._put(LayerSample, **arrays)
+        return arrays
 
     def _headroom(self, layers: dict[int, int]) -> None:
         table = self.batch.headroom
@@ -236,14 +247,16 @@ class _Intake:
         )
         return {rank: step for rank, step in rows if step is not None}
 
-    def _judge(self, span: alerts.Span | None, glance: Glance | None) -> list[Event]:
+    def _judge(
+        self, span: alerts.Span | None, glance: Glance | None, samples: alerts.Samples | None
+    ) -> list[Event]:
         """Alerts, then the end if there is one. Only the newest attempt is judged."""
         ended = self._end() if glance is not None else None
         if glance is None or (span is None and ended is None):
             return []
         evaluation = alerts.begin(self.session, self.run, self.now)
         if span is not None:
-            alerts.evaluate(evaluation, span)
+            alerts.evaluate(evaluation, span, samples)
         if ended in ("finished", "crashed"):
             evaluation.close(f"run {ended}")
         evaluation.save()
@@ -262,3 +275,14 @@ class _Intake:
         state = max((end for end in ends if end is not None), key=ENDED.index)
         self.attempt.state = self.run.state = state
         return state
+
+
+def _joined(model: decode.Arrays | None, samples: decode.Arrays | None) -> alerts.Samples:
+    """The rows of a batch as alerts read them."""
+    parts = [
+        part for part in (model and {**model, "layer": np.zeros(len(model["step"]), "i8")}, samples) if part
+    ]
+    joined = {
+        name: np.concatenate([part[name] for part in parts]) for name in ("layer", "step", *alerts.READ)
+    }
+    return alerts.Samples(joined.pop("layer"), joined.pop("step"), joined)

@@ -22,7 +22,7 @@ from roundoff.wire import (
 
 from ..database import Database
 from ..models import AlertRow, LayerRow, Run, Scope
-from .buckets import window
+from .buckets import apart, window
 from .heatmap import read_heatmap
 from .problems import FieldError
 from .runs import find_run, page
@@ -74,6 +74,12 @@ class Query:
         with self._database.read() as session:
             return summaries(session, [find_run(session, run_id)], self._clock())[0]
 
+    def version(self, run_id: str) -> str:
+        """Another one whenever something that is read of a run may have changed. Raises LookupError."""
+        with self._database.read() as session:
+            run = find_run(session, run_id)
+            return f"{run.run}.{run.version}"
+
     def layers(self, run_id: str) -> list[LayerHealth]:
         """The layers of a run in model order. Raises LookupError."""
         with self._database.read() as session:
@@ -95,13 +101,19 @@ class Query:
         from_step: int | None = None,
         to_step: int | None = None,
         max_points: int = 2000,
+        attempt: int | None = None,
+        rank: int | None = None,
     ) -> Series:
-        """A figure over steps. Raises LookupError for an unknown run, metric, scalar or layer."""
+        """A figure over steps, of the merged view, or of one attempt or rank.
+
+        Raises LookupError for an unknown run, metric, scalar, layer or attempt.
+        """
         _text("metric", metric)
         asked = Asked(metric, None if layer is None else _text("layer", layer), max(1, max_points))
         with self._database.read() as session:
             run = find_run(session, run_id)
-            return read_series(session, run, window(session, run, from_step, to_step), asked)
+            view = apart(window(session, run, from_step, to_step), attempt, rank)
+            return read_series(session, run, view, asked)
 
     def heatmap(self, run_id: str, metric: str, *, max_steps: int = 400, max_layers: int = 200) -> Heatmap:
         """A figure for layers × step buckets, worst layers first. Raises LookupError."""

@@ -10,7 +10,9 @@ from sqlalchemy.orm import Session
 from roundoff.wire import WIRE_VERSION, Event, RunStart, RunStarted
 
 from ..database.upsert import insert_into
-from ..models import Attempt, Run, Scope
+from ..models import Attempt, Resolution, Run, Scope
+from . import strips
+from .buckets import window
 from .problems import FieldError
 
 ENDED = ("finished", "preempted", "crashed")
@@ -70,6 +72,7 @@ def start(session: Session, run_id: str, body: RunStart, now: float) -> Started:
     run = find_run(session, run_id, lock=True)
     known = session.scalar(select(Attempt).where(Attempt.run == run.run, Attempt.token == body.token))
     attempt = known or _new_attempt(session, run, body, now)
+    run.version += 0 if known else 1
     if attempt.number == latest_attempt(session, run):
         run.heard_at, run.promise_s = max(now, run.heard_at), body.promise_s
     answer = RunStarted(run_id=run.id, attempt=attempt.number, page=page(run.id))
@@ -102,6 +105,9 @@ def _new_attempt(session: Session, run: Run, body: RunStart, now: float) -> Atte
         run.project, run.name, run.client = body.project, body.name, body.client or run.client
         run.config, run.tags = body.config or run.config, body.tags or run.tags
         _rewind(session, run, body.first_step)
+        resolution = session.get(Resolution, run.run)
+        if resolution is not None:
+            strips.cut(session, resolution, window(session, run), body.first_step)
     return attempt
 
 

@@ -11,16 +11,23 @@ import numpy as np
 from sqlalchemy import BigInteger, ColumnElement, case, cast, func, literal, or_, select
 from sqlalchemy.orm import Session
 
-from roundoff.metrics import METRICS, descent_efficiency, effective_lr
+from roundoff.metrics import METRICS, Metric, descent_efficiency, effective_lr
 from roundoff.wire import Series
 
-from ..models import MODEL, GroupSample, LayerRow, LayerSample, ModelSample, Run, ScalarName, ScalarValue
-from .buckets import Conditions, Extent, Summed, Window, extent, fetch, reads, shown, start, summed
+from ..models import MODEL, GroupSample, LayerRow, Run, ScalarName, ScalarValue
+from .binned import Binned, Floats, figure, in_buckets, joined, nothing
+from .buckets import FOREVER, Conditions, Extent, Window, extent, reads, shown, start
+from .grouped import group_samples
+from .history import History, open_history
 from .ingest import digest
+from .strips import read_strips, suitable_width
 
 SCALAR = "scalar:"
 IN_BUCKET = 4
 """Points that a bucket of a scalar keeps: first, last, lowest, highest."""
+
+FEW_LAYERS = 32
+"""Layers of a module up to which each one's own history is read."""
 
 INT64_MIN = -(2**63)
 EXPONENT = 0x7FF << 52
@@ -74,39 +81,78 @@ def _empty(run: Run, asked: Asked) -> Series:
 
 
 def _figure(session: Session, run: Run, window: Window, asked: Asked, layers: list[int] | None) -> Series:
-    table: type[LayerSample] | type[ModelSample] = ModelSample if layers is None else LayerSample
-    conditions = window.of(table)
-    if layers is not None:
-        conditions.append(LayerSample.layer.in_(layers))
-    span = extent(session, table, conditions)
-    if span is None:
-        return _empty(run, asked)
-    width = span.bucket(asked.max_points)
     metric = METRICS["descent_efficiency" if asked.metric == "effective_lr" else asked.metric]
-    names, bucket = reads(metric.figure), start(table, width)
-    query = select(bucket.label("bucket"), *summed(table, names)).where(*conditions)
-    found = fetch(session, query.group_by("bucket").order_by("bucket"), 1, names)
+    found, width = _read(session, window, metric, [MODEL] if layers is None else layers, asked.max_points)
+    if not len(found):
+        return _empty(run, asked)
+    banded = width > 1 and asked.metric in METRICS and len(layers or [MODEL]) == 1
     if asked.metric == "effective_lr":
-        rates = _rates(session, run, window, layers, width)
-        values = _effective(found, rates)
+        values = _effective(found, _rates(session, run, window, layers, width))
     else:
-        values = shown(*found.figure(metric.figure))
+        values = shown(*figure(found, metric.figure))
     return Series(
         run_id=run.id,
         metric=asked.metric,
         layer=asked.layer,
-        steps=found.keys[0],
+        steps=found.step.tolist(),
         values=values,
+        low=_band(found.low[metric.name]) if banded else [],
+        high=_band(found.high[metric.name]) if banded else [],
         bucket=width,
         sampled=width > 1,
     )
 
 
-def _effective(found: Summed, rates: dict[int, float]) -> list[float | None]:
-    lr = np.array([rates.get(step, math.nan) for step in found.keys[0]])
-    known = np.array([step in rates for step in found.keys[0]], dtype=bool)
-    values, _ = found.figure(lambda sums: effective_lr(sums, lr))
-    _, defined = found.figure(descent_efficiency)
+def _read(
+    session: Session, window: Window, metric: Metric, layers: list[int], points: int
+) -> tuple[Binned, int]:
+    """The buckets of a layer, of several added up, or of the model, and how wide they are."""
+    history = open_history(session, window, reads(metric.figure), [metric])
+    if len(layers) > FEW_LAYERS:
+        return _read_many(session, window, history, layers, points)
+    spans = [span for span in (history.extent(layer, points) for layer in layers) if span is not None]
+    if not spans:
+        return nothing(history.names, history.metrics), 1
+    span = Extent(
+        min(span.first for span in spans), max(span.last for span in spans), max(span.count for span in spans)
+    )
+    width = history.width(layers[0], span, points)
+    return joined([history.read(layer, width) for layer in layers], width), width
+
+
+def _read_many(
+    session: Session, window: Window, history: History, layers: list[int], points: int
+) -> tuple[Binned, int]:
+    """Of many layers: from the run's strips, or summed by the database for a part of the steps."""
+    whole = not window.apart and window.from_step is None and window.to_step is None
+    strips = read_strips(session, window.run, history.names) if whole or history.thinned else None
+    if strips is not None and len(strips.step):
+        width = suitable_width(strips.step, strips.width, points)
+        inside = np.array(layers) - 1
+        sums = {name: table[:, inside].sum(axis=1) for name, table in strips.tables.items()}
+        samples = strips.samples[:, inside].sum(axis=1)
+        seen = (samples > 0) & (strips.step >= (window.from_step or 0))
+        seen &= strips.step <= (FOREVER if window.to_step is None else window.to_step)
+        found = Binned(
+            strips.step[seen], samples[seen], {name: column[seen] for name, column in sums.items()}
+        )
+        return in_buckets(found, width), width
+    span = history.extent(MODEL, points) or history.extent(layers[0], points)
+    width = 1 if span is None else span.bucket(points)
+    rows = group_samples(session, window, width, history.names, layers)
+    return in_buckets(Binned(rows.step, rows.samples, rows.sums), width), width
+
+
+def _band(values: Floats) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _effective(found: Binned, rates: dict[int, float]) -> list[float | None]:
+    steps = found.step.tolist()
+    lr = np.array([rates.get(step, math.nan) for step in steps])
+    known = np.array([step in rates for step in steps], dtype=bool)
+    values, _ = figure(found, lambda sums: effective_lr(sums, lr))
+    _, defined = figure(found, descent_efficiency)
     return shown(values, defined & known)
 
 

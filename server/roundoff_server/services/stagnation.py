@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from roundoff.metrics import State, Totals, Track, descent_efficiency, lost_fraction, name_some, percent
 
@@ -44,6 +45,19 @@ class Watched:
             self.firing = self.streak >= FOR_SAMPLES
         else:
             self.streak, self.since_step = 0, None
+
+    @classmethod
+    def of_stored(cls, row: Mapping[str, Any]) -> Watched:
+        """From a row of `scopes`, its track as `Track.to_dict` gives it."""
+        return cls(
+            row["layer"],
+            Track.from_dict(row["track"]),
+            row["last_step"],
+            row["health"],
+            row["streak"],
+            row["since_step"],
+            bool(row["firing"]),
+        )
 
     @property
     def pending(self) -> bool:
