@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from programs import Programs, finished
-from reading import points, summary, sync
+from arrived import points, summary, sync
 
 import roundoff
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from faults import Between, slow
 from programs import say
-from reading import only_run, points, sync
+from arrived import only_run, points, sync
 
 import roundoff
 from roundoff.delivery import GroupSetting, Sample

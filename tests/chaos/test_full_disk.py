@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from programs import Programs, eventually, finished
-from reading import only_run, points, sync
+from arrived import only_run, points, sync
 
 import roundoff
 

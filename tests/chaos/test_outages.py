@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faults import Between, Fault, closed, first, garbage, html, lost_answer, silence, slow, status
 from programs import Programs, eventually, finished
-from reading import only_run, points, summary, sync
+from arrived import only_run, points, summary, sync
 
 import roundoff
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from programs import Programs, finished
-from reading import only_run, points, spooled_steps, summary, sync
+from arrived import only_run, points, spooled_steps, summary, sync
 
 FORKED = "calls (in a forked process)"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from programs import Programs, eventually
-from reading import only_run, points, summary, sync
+from arrived import only_run, points, summary, sync
 
 BEGIN = """
 import os, signal, sys, time, roundoff
