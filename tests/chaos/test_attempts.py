@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Programs, finished
 from arrived import points, summary, sync
+from programs import Programs, finished
 
 import roundoff
 

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from arrived import only_run, points, sync
 from faults import Between, slow
 from programs import say
-from arrived import only_run, points, sync
 
 import roundoff
 from roundoff.delivery import GroupSetting, Sample

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Programs, eventually, finished
 from arrived import only_run, points, sync
+from programs import Programs, eventually, finished
 
 import roundoff
 

@@ -7,8 +7,8 @@ import signal
 import time
 
 import pytest
-from programs import Programs, eventually, say
 from arrived import only_run, points, spooled_steps, sync
+from programs import Programs, eventually, say
 
 LAST_S = 0.2
 """What docs/safety.md promises: nothing that was handed over longer ago than this is lost with the process."""

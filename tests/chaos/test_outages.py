@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from arrived import only_run, points, summary, sync
 from faults import Between, Fault, closed, first, garbage, html, lost_answer, silence, slow, status
 from programs import Programs, eventually, finished
-from arrived import only_run, points, summary, sync
 
 import roundoff
 

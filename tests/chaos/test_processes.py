@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Programs, finished
 from arrived import only_run, points, spooled_steps, summary, sync
+from programs import Programs, finished
 
 FORKED = "calls (in a forked process)"
 

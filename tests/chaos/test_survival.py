@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Programs, eventually
 from arrived import only_run, points, summary, sync
+from programs import Programs, eventually
 
 BEGIN = """
 import os, signal, sys, time, roundoff
