@@ -107,6 +107,18 @@ def silence(request: Request) -> bool:
     return True
 
 
+def endless(request: Request) -> bool:
+    """Answers, and does not stop."""
+    request.handler.send_response(200)
+    request.handler.end_headers()
+    try:
+        while True:
+            request.handler.wfile.write(bytes(2**16))
+    except OSError:  # the client has hung up
+        request.hang_up()
+    return True
+
+
 def closed(request: Request) -> bool:
     """Hangs up instead of an answer."""
     request.hang_up()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from arrived import only_run, points, summary, sync
-from faults import Between, Fault, closed, first, garbage, html, lost_answer, silence, slow, status
+from faults import Between, Fault, closed, endless, first, garbage, html, lost_answer, silence, slow, status
 from programs import Programs, eventually, finished
 
 import roundoff
@@ -138,6 +138,16 @@ def test_413_splits_and_one_record_alone_is_refused_once(faulty: Between) -> Non
     assert summary(faulty.target, run.id).dropped == refused
 
 
+def test_an_answer_without_an_end_is_not_read_to_it(faulty: Between) -> None:
+    faulty.fault = endless
+    run = roundoff.init("chaos", server=faulty.url)
+    run.log({"x": 1.0})
+    eventually(lambda: run.delivery.problem == "the answer does not end", 5)
+    faulty.fault = None
+    run.finish(timeout=60)
+    assert run.delivery.sent == 1
+
+
 @pytest.mark.parametrize("kind", ["nobody", "black_hole", "https"])
 def test_init_returns_in_time(kind: str, request: pytest.FixtureRequest) -> None:
     address = request.getfixturevalue("server" if kind == "https" else kind)
@@ -155,7 +165,9 @@ def test_a_long_outage(nobody: str, start_server: Any, tmp_path: Any, count: int
     names = [f"value/{number}" for number in range(100)]
     for step in range(count // 100):
         run.log(dict.fromkeys(names, float(step)), step=step)
-    eventually(lambda: run.delivery.spooled == count, 120)
+        if step % 1000 == 999:  # 15 hours leave the collector its time
+            eventually(lambda step=step: run.delivery.spooled == 100 * (step + 1), 120)  # type: ignore[misc]
+    assert run.delivery.spooled == count
     with start_server(f"sqlite:///{tmp_path / 'late.db'}", "--port", nobody.rpartition(":")[2]) as running:
         run.finish(timeout=240)
         assert run.delivery.sent == count

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 FORMAT = 1
-"""Counted up when frames or payloads change; a reader reads its own and says so of a newer one."""
+"""Counted up when frames or payloads change; a reader finds frames of its own format only."""
 
 MAGIC = b"\xabRO" + bytes([FORMAT])
 _HEADER = struct.Struct("<4sBxxxIQI")

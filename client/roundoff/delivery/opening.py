@@ -43,7 +43,11 @@ def open_pipeline(settings: Settings, run_id: str, start: RunStart, notices: Not
 def _earlier(folder: Path, token: str) -> tuple[RunStart, ...]:
     """The starts of earlier attempts whose data waits in the spool: the server numbers attempts as it hears of them."""
     found: dict[str, RunStart] = {}
-    for writer in writers(folder):
+    try:
+        waiting = writers(folder)
+    except OSError:  # then no spool can be begun there either, which is said
+        return ()
+    for writer in waiting:
         try:
             start = read_opening(writer).start
         except (OSError, ValueError):

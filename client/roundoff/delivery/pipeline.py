@@ -24,6 +24,7 @@ from .sender import EARLY_RECORDS, Phase, Sender, Source
 from .spool import FORKED_CALLS as FORKED, Spool
 from .store import Store
 from .transmitter import Transmitter
+from .wake import Wake
 
 COLLECT_S = 0.05
 """How long something handed over waits until it is read, unless there is much of it."""
@@ -68,7 +69,7 @@ class Pipeline:
         self._store = Store(
             spool, Backlog(self.ledger.collector, backlog_bytes), self.ledger.collector, notices
         )
-        self._phase, self._wake = Phase(), threading.Event()
+        self._phase, self._wake = Phase(), Wake()
         self._open, self._forked = True, False
         self._noted: dict[str, int] = {}
         self._forked_calls = 0
@@ -115,20 +116,20 @@ class Pipeline:
         if self._open:
             self._inbox.sample(sample, time.monotonic())
             if self._inbox.half_full:
-                self._wake.set()
+                self._wake.call()
 
     def log(self, step: int, values: Mapping[str, float | Scalar]) -> None:
         """Values of one step; those that are still on a device are read by the collector."""
         if self._open:
             self._inbox.log(step, dict(values), time.monotonic())
             if self._inbox.half_full:
-                self._wake.set()
+                self._wake.call()
 
     def announce(self, end: End) -> None:
         """Tell the server how this attempt is about to end, while it goes on."""
         if self._open:
             self._inbox.put(Ended(end), time.monotonic())
-            self._wake.set()
+            self._wake.call()
 
     def refuse_forked(self) -> None:
         """A call that comes after `open` turned false: in a forked child it is counted, by the parent's writer."""
@@ -169,12 +170,13 @@ class Pipeline:
         deadline = now + max(0.0, timeout)
         self._inbox.put(Ended(end), now)
         self._phase.closing.set()
-        self._wake.set()
+        self._wake.call()
         try:
             for thread, until in zip(self._threads, (max(deadline, now + LAST_S), deadline), strict=False):
                 thread.join(max(0.0, until - time.monotonic()))
         finally:
             self._phase.stopped.set()
+            self._phase.more.call()
         self._threads[-1].join(LET_GO_S)
         state = self.state()
         self.ledger.callers.drop(UNSENT, state.queued - state.spooled)
@@ -186,6 +188,7 @@ class Pipeline:
         if self._open:
             self._open, self._forked = False, True
         self.ledger.renew_locks()
+        self._store.renew_lock()
         if self._spool is not None:
             self._spool.disown()
 
@@ -205,13 +208,12 @@ class Pipeline:
             closing = self._phase.closing.is_set()
             self._drain()
             if self._store.unread >= EARLY_RECORDS:
-                self._phase.more.set()
+                self._phase.more.call()
             if closing and not len(self._inbox):
                 break
             self._wake.wait(COLLECT_S)
-            self._wake.clear()
         self._phase.complete.set()
-        self._phase.more.set()
+        self._phase.more.call()
 
     def _drain(self) -> None:
         """Write what is there, a few records at a time."""

@@ -18,6 +18,7 @@ from .notices import Notices
 from .records import Declared, Ended, Record, Rows, points_of
 from .store import Store
 from .transmitter import NotTakenError, TooLargeError, Transmitter, UnavailableError, UnknownRunError
+from .wake import Wake
 
 BATCH_RECORDS = 1024
 BATCH_BYTES = 2**20
@@ -65,7 +66,7 @@ class Phase:
     that none is. A server that does not answer is waited for without end, or for `patience_s` seconds.
     """
 
-    more: threading.Event = field(default_factory=threading.Event)
+    more: Wake = field(default_factory=Wake)
     complete: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -119,7 +120,7 @@ class Sender:
         """Promise the server to be heard of within `seconds`, for once, and let it know now."""
         self._patient_until = time.monotonic() + seconds
         self._heard = -HEARTBEAT_S
-        self._phase.more.set()
+        self._phase.more.call()
 
     def _send_all(self) -> None:
         phase = self._phase
@@ -133,9 +134,11 @@ class Sender:
                 return
             elif time.monotonic() - self._heard > HEARTBEAT_S:
                 self._deliver([])
-            if not phase.closing.is_set() and self._store.unread < EARLY_RECORDS:
+            hurried = phase.closing.is_set() or self._store.unread >= EARLY_RECORDS
+            if not (
+                records and hurried
+            ):  # nothing is there: the collector calls when that changes, or at its end
                 phase.more.wait(BATCH_S)
-                phase.more.clear()
 
     def _count_damage(self) -> None:
         damaged = self._store.damaged

@@ -74,9 +74,17 @@ class Spool:
         """A new folder below `root`, held by this process. Raises OSError."""
         folder = root / opening.run_id / opening.writer
         folder.mkdir(mode=0o700, parents=True)
-        lock = FolderLock(folder / LOCK)
-        (folder / RUN).write_bytes(pack(OPENING, 0, opening.model_dump_json().encode()))
-        return cls(folder, opening, lock, limit)
+        lock = None
+        try:
+            # First whose it is: a folder counts once it has a lock, so none is found that does not say.
+            (folder / RUN).write_bytes(pack(OPENING, 0, opening.model_dump_json().encode()))
+            lock = FolderLock(folder / LOCK)
+            return cls(folder, opening, lock, limit)
+        except BaseException:
+            _discard(folder)
+            if lock is not None:
+                lock.release()
+            raise
 
     @classmethod
     def reopen(cls, folder: Path) -> Spool:
@@ -227,9 +235,7 @@ class Spool:
 
     def _remove(self) -> None:
         if not (self.folder / REFUSED).exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self.folder.parent.rmdir()
+            _discard(self.folder)
 
     def _begin_segment(self) -> SegmentWriter:
         if room(self.folder) < SEGMENT_BYTES:
@@ -315,7 +321,14 @@ def read_opening(folder: Path) -> Opening:
             for frame in unpack(path.read_bytes()):
                 if frame.kind == OPENING:
                     return Opening.model_validate_json(frame.payload)
-    raise ValueError(f"{folder} does not say which run it belongs to")
+    raise ValueError(f"{folder} does not say which run it belongs to, or not in a form known to this version")
+
+
+def _discard(folder: Path) -> None:
+    """Remove a writer's folder, and that of its run if it was the last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
 
 
 def writers(folder: Path) -> list[Path]:

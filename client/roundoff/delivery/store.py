@@ -45,6 +45,10 @@ class Store:
         self._seq = -1
         self._declared: dict[int, Layer] = {}
 
+    def renew_lock(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock at that moment."""
+        self._looking = threading.RLock()
+
     @property
     def unread(self) -> int:
         """How many of the records that were put were not taken yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import ipaddress
+import time
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TypeVar
@@ -17,6 +18,10 @@ from roundoff.wire import BatchTaken, Problem, RunStart, RunStarted
 
 CONNECT_S = 3.0
 ANSWER_S = 15.0
+"""How long any piece of an answer may take."""
+
+WHOLE_ANSWER_S, ANSWER_BYTES = 60.0, 2**20
+"""How long all of an answer may take, and how large it may be: what is beyond that is not from a roundoff server."""
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _TRANSIENT = {
@@ -73,8 +78,8 @@ class Transmitter:
 
     def start(self, run_id: str, start: RunStart) -> RunStarted:
         """Create or resume the run. Raises NotTakenError."""
-        response = self._call("PUT", f"runs/{quote(run_id, safe='')}", start.model_dump_json().encode(), {})
-        return _read(response, RunStarted)
+        body = self._call("PUT", f"runs/{quote(run_id, safe='')}", start.model_dump_json().encode(), {})
+        return _read(body, RunStarted)
 
     def post(self, run_id: str, body: bytes) -> BatchTaken:
         """Send one compressed batch. Raises NotTakenError."""
@@ -85,15 +90,27 @@ class Transmitter:
         """Give the connection back."""
         self._http.close()
 
-    def _call(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    def _call(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        """The body of the answer."""
         headers = {"Content-Type": "application/json", **headers}
         try:
-            response = self._http.request(method, path, content=body, headers=headers)
+            with self._http.stream(method, path, content=body, headers=headers) as response:
+                answer = _whole(response)
         except httpx.HTTPError as error:
             raise UnavailableError(_reason(error)) from None
         if response.is_success:
-            return response
-        raise _failure(response)
+            return answer
+        raise _failure(response, answer)
+
+
+def _whole(response: httpx.Response) -> bytes:
+    """The body. Raises UnavailableError for one without an end."""
+    deadline, body = time.monotonic() + WHOLE_ANSWER_S, bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > ANSWER_BYTES or time.monotonic() > deadline:
+            raise UnavailableError("the answer does not end")
+    return bytes(body)
 
 
 def is_loopback(server: str) -> bool:
@@ -105,9 +122,9 @@ def is_loopback(server: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _failure(response: httpx.Response) -> NotTakenError:
+def _failure(response: httpx.Response, answer: bytes) -> NotTakenError:
     status = response.status_code
-    text = f"the server answered {status}: {_detail(response)}"
+    text = f"the server answered {status}: {_detail(response, answer)}"
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return TooLargeError(text)
     if status == HTTPStatus.NOT_FOUND:
@@ -117,9 +134,9 @@ def _failure(response: httpx.Response) -> NotTakenError:
     return RefusedError(text, status)
 
 
-def _detail(response: httpx.Response) -> str:
+def _detail(response: httpx.Response, answer: bytes) -> str:
     try:
-        problem = Problem.model_validate_json(response.content)
+        problem = Problem.model_validate_json(answer)
     except ValidationError:
         return response.reason_phrase or "no reason given"
     return (problem.detail or problem.title)[:500]
@@ -137,9 +154,9 @@ def _retry_after(response: httpx.Response) -> float | None:
     return max(0.0, (until - datetime.now(UTC)).total_seconds()) if until.tzinfo else None
 
 
-def _read(response: httpx.Response, kind: type[_Answer]) -> _Answer:
+def _read(answer: bytes, kind: type[_Answer]) -> _Answer:
     try:
-        return kind.model_validate_json(response.content)
+        return kind.model_validate_json(answer)
     except ValidationError:
         raise UnavailableError("the answer is not that of a roundoff server") from None
 
