@@ -153,7 +153,7 @@ class Pipeline:
             spooled=min(queued, self._store.spooled),
             sent=ledger.sent,
             dropped=ledger.dropped(),
-            lag_s=self._store.lag(in_flight),
+            lag_s=self._store.lag(in_flight, self._inbox.oldest()),
             problem=self._sender.problem if self._sender is not None else None,
         )
 

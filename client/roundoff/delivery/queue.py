@@ -58,6 +58,13 @@ class Inbox:
         """Whether the collector should be woken."""
         return 2 * (self._put - self._drained) > self._limit
 
+    def oldest(self) -> float | None:
+        """When the oldest thing in here was handed over."""
+        try:
+            return self._items[0].taken_at
+        except IndexError:
+            return None
+
     def put(self, what: Declared | Ended, now: float) -> None:
         """Layers are always taken: their number is that of the model's parameters. So is the end."""
         self._append(Handed(what, now, what.cost))

@@ -105,11 +105,13 @@ class Store:
         known = self._declared if self.spool is None else self.spool.declared | self._declared
         return list(known.values())
 
-    def lag(self, in_flight: Sequence[Record]) -> float:
-        """Age of the oldest record that is not acknowledged, in seconds; 0 if there is none."""
+    def lag(self, in_flight: Sequence[Record], handed_over: float | None = None) -> float:
+        """Age of the oldest record that is not acknowledged, in seconds; 0 if there is none.
+
+        `handed_over`: when the oldest was that was not put yet.
+        """
         times = [record.taken_at for record in in_flight if record.taken_at]
-        if (oldest := self._backlog.oldest()) is not None:
-            times.append(oldest)
+        times += [oldest for oldest in (self._backlog.oldest(), handed_over) if oldest is not None]
         if self.spool is not None:
             times += self._oldest_on_disk(self.spool)
         return max(0.0, time.monotonic() - min(times)) if times else 0.0
