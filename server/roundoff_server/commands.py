@@ -64,7 +64,7 @@ def serve(
 
         app.state.service.start_relay()
         run(app, listener, ready)
-        app.state.service.stop_relay()
+        app.state.service.close()
         store.dispose()
 
 

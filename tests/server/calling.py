@@ -9,10 +9,14 @@ from fastapi import FastAPI
 from sending import packed
 
 from roundoff.wire import Batch, RunStart
+from roundoff_server.api.context import Service
 from roundoff_server.app import create_app
 from roundoff_server.database import Database
 from roundoff_server.services.query import Query
 from roundoff_server.transport import InProcess
+
+OPENED: list[Service] = []
+"""Services whose threads end with the test."""
 
 
 class Clock:
@@ -31,7 +35,10 @@ class Api:
     def __init__(self, database: Database, clock: Clock, app: FastAPI | None = None) -> None:
         self.database = database
         self.clock = clock
-        self.app = app or create_app(database, local_only=False, clock=clock)
+        if app is None:
+            app = create_app(database, local_only=False, clock=clock)
+            OPENED.append(app.state.service)
+        self.app = app
         self.http = httpx.Client(transport=InProcess(self.app), base_url="http://127.0.0.1")
         self.source: Query = self.app.state.service.query
 

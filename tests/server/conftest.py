@@ -6,9 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from calling import Api, Clock
+from calling import OPENED, Api, Clock
 
 from roundoff_server.database import Database, upgrade
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """No thread of an application outlives its test."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 @pytest.fixture

@@ -43,8 +43,9 @@ class Service:
             self.relay = Relay(self.database, self.bus)
             self.relay.start()
 
-    def stop_relay(self) -> None:
-        """Undo `start_relay`."""
+    def close(self) -> None:
+        """End the threads beside those of requests, once what waits is committed."""
+        self.intake.close()
         if self.relay is not None:
             self.relay.stop()
             self.relay = None

@@ -80,6 +80,10 @@ class Intake:
         self._workers.submit(self._work)
         return waiting.answer
 
+    def close(self) -> None:
+        """Take no more, and come back when what waits is committed."""
+        self._workers.shutdown()
+
     def _work(self) -> None:
         with self._lock:
             popped = [self._line.popleft() for _ in range(min(self._group, len(self._line)))]
