@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
 import roundoff
-from marks import DOCS, table, write_between
+from marks import DOCS, table
+from reports import add_options, publish
 from roundoff.delivery import GroupSetting, Notices, Sample
 from roundoff.delivery.queue import BACKLOG_BYTES, INBOX_BYTES
 from roundoff.delivery.spool import writers
@@ -233,23 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or read, show, write; 1 where a limit is broken and `--check` was given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few calls: the figures mean nothing")
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="measure nothing, take a report written before"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
-    parser.add_argument("--markdown", action="store_true", help="put the tables into docs/delivery.md")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a limit is broken")
+    add_options(parser, "delivery.md", read="measure nothing", check="a limit is broken")
     options = parser.parse_args(arguments)
     if options.read:
         report = Report.model_validate_json(options.read.read_text(encoding="utf-8"))
     else:
         report = measure(options.quick)
-    if options.json:
-        options.json.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    shown = markdown(report)
-    Console().print(shown, markup=False, highlight=False, soft_wrap=True)
-    if options.markdown:
-        write_between(DOCS / "delivery.md", "delivery", shown)
+    publish(report, markdown(report), options, DOCS / "delivery.md", "delivery", Console())
     return int(options.check and not report.passed)
 
 

@@ -15,7 +15,6 @@ import math
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -24,7 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 import roundoff
-from marks import DOCS, table, write_between
+from marks import DOCS, table
+from reports import add_options, publish
 from roundoff.delivery.sample import Sample
 from roundoff.demo.model import Decoder, Shape
 from roundoff.demo.text import Text, draw_batch, load_text
@@ -174,14 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="length of a run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="train nothing, take a report written before"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
-    parser.add_argument("--markdown", action="store_true", help="put the table into docs/forecast.md")
-    parser.add_argument(
-        "--check", action="store_true", help="exit 1 if a forecast is off by a tenth of the run"
-    )
+    add_options(parser, "forecast.md", read="train nothing", check="a forecast is off by a tenth of the run")
     options = parser.parse_args(arguments)
     console = Console()
     if options.read:
@@ -193,12 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs.append(foretell(seed, options.steps, text))
             console.print(runs[-1])
         report = Report(finished=datetime.now(UTC), machine=machine, runs=tuple(runs))
-    if options.json:
-        options.json.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    shown = markdown(report)
-    console.print(shown, markup=False, highlight=False, soft_wrap=True)
-    if options.markdown:
-        write_between(DOCS / "forecast.md", "forecast", shown)
+    publish(report, markdown(report), options, DOCS / "forecast.md", "forecast", console)
     return int(options.check and not all(run.good for run in report.runs))
 
 

@@ -19,16 +19,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from sqlalchemy import func, select
 
-from marks import DOCS, table, write_between
+from marks import DOCS, table
+from reports import add_writing, publish
 from roundoff_server.database import Database, upgrade
 from roundoff_server.models import ModelSample, Run
 from serving.batches import Training
 from serving.measures import PER_BATCH, Kept, Reads, fill, kept, reads, values_per_second
 from serving.places import Place, postgresql_at, served, settle, sqlite_at
+from timing.machine import Machine, this_machine
 
 LAYERS = 1000
 SMALL_RUNS = 200
@@ -55,7 +58,7 @@ class Results(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     taken_on: str
-    processor: str
+    machine: Machine
     measured: list[Measured]
     others: dict[str, float]
 
@@ -64,20 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Fill what is missing, measure, and write."""
     asked = _parser().parse_args(arguments)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console, machine = Console(), this_machine(torch.device("cpu"))
     places = {"sqlite": sqlite_at, "postgresql": postgresql_at}
     measured = [_measure(places[name](asked.folder), asked.rows, console) for name in asked.databases]
     results = Results(
         taken_on=datetime.now(UTC).date().isoformat(),
-        processor=_processor(),
+        machine=machine,
         measured=measured,
         others={name: _other(asked.others, name) for name in OTHERS if asked.others},
     )
-    console.print(_tables(results))
-    if asked.json:
-        asked.json.write_text(results.model_dump_json(indent=1))
-    if asked.markdown:
-        write_between(DOCS / "service.md", "service", _tables(results))
+    publish(results, _tables(results), asked, DOCS / "service.md", "service", console)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,8 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"])
     parser.add_argument("--others", type=Path, help="a Python with MLflow and trackio")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true")
+    add_writing(parser, "service.md")
     return parser
 
 
@@ -155,16 +153,11 @@ def _other(python: Path, name: str) -> float:
     return float(done.stdout.split()[-1])
 
 
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    return f"{model}, {os.cpu_count()} cores"
-
-
 def _tables(results: Results) -> str:
     return "\n\n".join(
         [
-            f"Measured on {results.taken_on}: {results.processor}, client and server on the same machine. Medians.",
+            f"Measured on {results.taken_on}: {results.machine.sentence}; client and server "
+            "on the same machine. Medians.",
             _ingest_table(results),
             _reads_table(results),
             _kept_table(results),

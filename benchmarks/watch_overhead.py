@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from torch.nn import functional
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 import roundoff
-from marks import DOCS, table, write_between
+from marks import DOCS, table
+from reports import add_options, publish
 from roundoff.delivery.sample import Sample
 from roundoff.demo.model import Decoder, Shape
 from roundoff.demo.text import Text, draw_batch, load_text
@@ -162,12 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS), metavar="NAME")
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="time nothing, take a report written before"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
-    parser.add_argument("--markdown", action="store_true", help="put the table into docs/watching.md")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a watch costs more than it may")
+    add_options(parser, "watching.md", read="time nothing", check="a watch costs more than it may")
     options = parser.parse_args(arguments)
     console = Console()
     if options.read:
@@ -185,12 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = Report(
             finished=datetime.now(UTC), machine=machine, rounds=options.rounds, cases=tuple(cases)
         )
-    if options.json:
-        options.json.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    shown = markdown(report)
-    console.print(shown, markup=False, highlight=False, soft_wrap=True)
-    if options.markdown:
-        write_between(DOCS / "watching.md", "watch_overhead", shown)
+    publish(report, markdown(report), options, DOCS / "watching.md", "watch_overhead", console)
     return int(options.check and not all(case.passed for case in report.cases))
 
 

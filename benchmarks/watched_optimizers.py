@@ -13,12 +13,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
-from marks import DOCS, table, write_between
+from marks import DOCS, table
+from reports import add_options, publish
 from timing.machine import Machine, this_machine
 from watched.case import BATCH, CPU, WARM_UP, WIDTH, Case, examine
 from watched.contenders import CONTENDERS, as_written, versions
@@ -89,12 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", nargs="+", choices=labels, default=labels, metavar="NAME")
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="watch nothing, take a report written before"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
-    parser.add_argument("--markdown", action="store_true", help="put the table into docs/optimizers.md")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a watch changed a training")
+    add_options(parser, "optimizers.md", read="watch nothing", check="a watch changed a training")
     options = parser.parse_args(arguments)
     console = Console()
     report = (
@@ -102,12 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.read
         else watch_all(options.only, options.steps, options.rounds, console)
     )
-    if options.json:
-        options.json.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    shown = markdown(report)
-    console.print(shown, markup=False, highlight=False, soft_wrap=True)
-    if options.markdown:
-        write_between(DOCS / "optimizers.md", "watched_optimizers", shown)
+    publish(report, markdown(report), options, DOCS / "optimizers.md", "watched_optimizers", console)
     return int(options.check and not report.passed)
 
 

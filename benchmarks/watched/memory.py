@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -45,9 +46,16 @@ class Living(TorchDispatchMode):
         self.now -= size
 
 
-def peak_of(step: Callable[[], object]) -> int:
-    """Bytes that tensors made in one step take at most, beside what is there before."""
+@contextmanager
+def living() -> Iterator[Living]:
+    """Count from here on, past whatever garbage there is."""
     gc.collect()
     with Living() as counted:
+        yield counted
+
+
+def peak_of(step: Callable[[], object]) -> int:
+    """Bytes that tensors made in one step take at most, beside what is there before."""
+    with living() as counted:
         step()
     return counted.peak

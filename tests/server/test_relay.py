@@ -17,16 +17,7 @@ from roundoff_server.database import Database
 from roundoff_server.services.events import Bus
 from roundoff_server.services.relay import Relay
 
-
-@pytest.fixture
-def database_url(request: pytest.FixtureRequest, postgresql: str) -> Iterator[str]:
-    """A fresh database on PostgreSQL only."""
-    name = f"relay_{time.time_ns()}"
-    with psycopg.connect(postgresql, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
-    yield postgresql.replace("/postgres?", f"/{name}?")
-    with psycopg.connect(postgresql, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def next_event(lines: Iterator[str]) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +13,9 @@ from trainings import BF16, Collected
 
 import roundoff
 from roundoff.watch.shadow import Shadow
-from watched.memory import Living
+from watched.memory import living, peak_of as peak_of_step
 
 NUMEL, TENSORS = 1 << 16, 100
-
-
-@contextmanager
-def living() -> Iterator[Living]:
-    gc.collect()
-    with Living() as counted:
-        yield counted
 
 
 def peak_of(make: Callable[[Any], Optimizer], tensors: int, *, sampled: bool) -> int:
@@ -36,9 +27,8 @@ def peak_of(make: Callable[[Any], Optimizer], tensors: int, *, sampled: bool) ->
     for _ in range(2):
         for p in model.parameters():
             p.grad = torch.full_like(p, 1e-3)
-        with living() as counted:
-            optimizer.step()
-    return counted.peak
+        peak = peak_of_step(optimizer.step)
+    return peak
 
 
 MAKES: dict[str, Callable[[Any], Optimizer]] = {

@@ -11,8 +11,6 @@ import typer
 from .source import Server, Token, open_source
 from .terminal import errors
 
-FORMATS = ("csv", "ndjson", "parquet")
-
 
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id, as in the address of its page.")],

@@ -29,11 +29,10 @@ class Scalar(Protocol):
     def item(self) -> float: ...
 
 
-@dataclass(slots=True)
-class Declared:
-    """Layers declared by a watch. `points` is 0: they are no data."""
+@dataclass(slots=True, kw_only=True)
+class _NoData:
+    """What travels with the data and is none: no points, and always taken."""
 
-    layers: Sequence[Layer]
     taken_at: float = 0.0
     points: int = 0
     cost: int = OVERHEAD
@@ -41,25 +40,24 @@ class Declared:
 
 
 @dataclass(slots=True)
-class Dropped:
+class Declared(_NoData):
+    """Layers declared by a watch."""
+
+    layers: Sequence[Layer]
+
+
+@dataclass(slots=True)
+class Dropped(_NoData):
     """How much was dropped so far, by reason."""
 
     counts: dict[str, int]
-    taken_at: float = 0.0
-    points: int = 0
-    cost: int = OVERHEAD
-    number: int = -1
 
 
 @dataclass(slots=True)
-class Ended:
+class Ended(_NoData):
     """How the attempt ends; None leaves it open."""
 
     how: End | None
-    taken_at: float = 0.0
-    points: int = 0
-    cost: int = OVERHEAD
-    number: int = -1
 
 
 @dataclass(slots=True)

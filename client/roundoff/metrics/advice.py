@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .causes import Causes, causes
-from .cures import BY_ROWS, BYTES_PER_PARAMETER, FLOAT8, MOMENT_WORD, is_judged
+from .cures import BYTES_PER_PARAMETER, FLOAT8, MOMENT_WORD, is_judged, unmarked
 from .figures import descent_efficiency, invisible_fraction, lost_fraction, share, v_stuck_fraction
 from .storages import PRECISION, Loss, kept_by, losses
 from .totals import Totals
@@ -56,7 +56,7 @@ class Observed:
     @property
     def stored(self) -> str:
         """The strategy, whether all rows were measured or some."""
-        return self.strategy.removeprefix(BY_ROWS)
+        return unmarked(self.strategy)
 
 
 @dataclass(frozen=True, slots=True)

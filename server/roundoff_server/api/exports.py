@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
-from ..services.exporting import TABLES, described, read_table
+from ..services.exporting import TABLES, read_table
 from ..services.formats import FORMATS
 from .context import Service
-from .reads import REFUSALS, known_id
+from .ingest import known_id
+from .reads import REFUSALS
 
 Format = Annotated[Literal["csv", "ndjson", "parquet"], Query()]
 Table = Annotated[Literal["samples", "model", "scalars", "groups", "headroom"], Query()]
@@ -27,9 +28,9 @@ def add_exports(router: APIRouter, service: Service) -> None:
     )
     def export(run_id: str, format: Format = "csv", table: Table = "samples") -> Response:  # noqa: A002
         """All rows of one table of a run, as one file."""
-        described(service.database, known_id(run_id))
+        rows = read_table(service.database, known_id(run_id), table)
         make, media_type = FORMATS[format]
-        parts = make(TABLES[table], read_table(service.database, run_id, table))
+        parts = make(TABLES[table], rows)
         name = f"{run_id}-{table}.{format}"
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return StreamingResponse(parts, media_type=media_type, headers=headers)

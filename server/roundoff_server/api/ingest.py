@@ -34,6 +34,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
+def known_id(run_id: str) -> str:
+    """A run id that can exist. Raises LookupError."""
+    if not RUN_ID.fullmatch(run_id):
+        raise LookupError(f"there is no run {run_id[:140]!r}")
+    return run_id
+
+
 def _schema(kind: type[RunStart] | type[Batch]) -> dict[str, Any]:
     """The request body for OpenAPI: it is read by hand, to limit it and to spare a copy."""
     content = {"application/json": {"schema": kind.model_json_schema()}}
@@ -57,9 +64,7 @@ def add_ingest(router: APIRouter, service: Service) -> None:
 
     def submitted(run_id: str, body: bytes) -> Future[BatchTaken]:
         batch: Batch = parse(Batch, body)
-        if not RUN_ID.fullmatch(run_id):
-            raise LookupError(f"there is no run {run_id[:140]!r}")
-        return service.intake.submit(run_id, batch, len(body))
+        return service.intake.submit(known_id(run_id), batch, len(body))
 
     @router.put(
         "/runs/{run_id}",
@@ -73,10 +78,8 @@ def add_ingest(router: APIRouter, service: Service) -> None:
         return answer(await run_in_threadpool(started, run_id, await read_body(request, MAX_START)))
 
     def removed(run_id: str) -> None:
-        if not RUN_ID.fullmatch(run_id):
-            raise LookupError(f"there is no run {run_id[:140]!r}")
         with service.database.write() as session:
-            remove(session, run_id)
+            remove(session, known_id(run_id))
         service.publish([Event(run_id=run_id, kind="run")])
 
     @router.delete("/runs/{run_id}", status_code=204, responses=REFUSALS, tags=["runs"])

@@ -13,7 +13,7 @@ from roundoff.wire import AlertPage, Heatmap, LayerHealth, Problem, RunPage, Run
 
 from .answers import answer
 from .context import Service
-from .ingest import RUN_ID
+from .ingest import known_id
 
 MAX_STEP = 2**53
 
@@ -32,13 +32,6 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "No such run, layer or metric."},
     422: {"model": Problem, "description": "Bad input; `errors` names the field."},
 }
-
-
-def known_id(run_id: str) -> str:
-    """A run id that can exist. Raises LookupError."""
-    if not RUN_ID.fullmatch(run_id):
-        raise LookupError(f"there is no run {run_id[:140]!r}")
-    return run_id
 
 
 def _unless_known(

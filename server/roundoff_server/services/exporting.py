@@ -19,7 +19,6 @@ from ..models import (
     LayerRow,
     LayerSample,
     ModelSample,
-    Run,
     ScalarName,
     ScalarValue,
 )
@@ -93,13 +92,17 @@ TABLES: dict[str, Exported] = {
 
 
 def read_table(database: Database, run_id: str, name: str) -> Iterator[Columns]:
-    """The rows of a table in key order, `ROWS` at a time. Raises LookupError for the run at the first of them.
+    """The rows of a table in key order, `ROWS` at a time. Raises LookupError for the run, before any is read.
 
     Each part is read by itself, so that no transaction is as long as the reader is slow.
     """
-    table = TABLES[name]
     with database.read() as session:
         run = find_run(session, run_id).run
+    return _parts(database, run, name)
+
+
+def _parts(database: Database, run: int, name: str) -> Iterator[Columns]:
+    table = TABLES[name]
     key = [column for column in table.model.__table__.primary_key if column.name != "run"]
     columns = [column for column in table.model.__table__.columns if column.name != "run"]
     last: tuple[Any, ...] | None = None
@@ -125,31 +128,3 @@ def _names(session: Any, run: int, table: str) -> dict[int, str]:
     else:
         query = select(LayerRow.layer, LayerRow.name).where(LayerRow.run == run)
     return {number: text for number, text in session.execute(query)}  # noqa: C416
-
-
-def described(database: Database, run_id: str) -> dict[str, Any]:
-    """What a run is called, its configuration and its layers. Raises LookupError."""
-    with database.read() as session:
-        run: Run = find_run(session, run_id)
-        layers = session.scalars(
-            select(LayerRow).where(LayerRow.run == run.run).order_by(LayerRow.layer)
-        ).all()
-        return {
-            "id": run.id,
-            "project": run.project,
-            "name": run.name,
-            "config": run.config,
-            "tags": run.tags,
-            "layers": [
-                {
-                    "name": layer.name,
-                    "shape": layer.shape,
-                    "numel": layer.numel,
-                    "dtype": layer.dtype,
-                    "group": layer.group_index,
-                    "strategy": layer.strategy,
-                    "placement": layer.placement,
-                }
-                for layer in layers
-            ],
-        }

@@ -29,7 +29,6 @@ from .stagnation import CLEAR_EFFICIENCY, FOR_SAMPLES, Watched
 
 REALS = ("sum_uu", "sum_ua", "expected_roundings")
 NAMES = tuple(field.name for field in fields(Totals))
-WHOLE = tuple(name for name in NAMES if name not in REALS)
 HEALTH = (None, "healthy", "stalling", "idle", "broken")
 _HEALTHY, _STALLING, _IDLE, _BROKEN = range(1, 5)
 _LEAST, _MOST = -540, 515
