@@ -1,6 +1,6 @@
 #!/bin/sh
-# The Triton kernels on a CUDA GPU: their tests, then how long a step takes. Usage: gpu_check.sh [PYTHON]
-# What the benchmark finds goes to gpu_check.json.
+# What needs a CUDA GPU: tests of the Triton kernels and of copies off the device, then how long a step takes.
+# Usage: gpu_check.sh [PYTHON]. What the benchmark finds goes to gpu_check.json.
 set -eu
 cd "$(dirname "$0")/.."
 python=${1:-.venv/bin/python}
@@ -10,5 +10,5 @@ unset TRITON_INTERPRET
     echo "roundoff: $python has no PyTorch that finds a CUDA GPU here" >&2
     exit 1
 }
-"$python" -m pytest tests/kernels/test_triton.py tests/kernels/test_triton_compiles.py
+"$python" -m pytest tests/kernels/test_triton.py tests/kernels/test_triton_compiles.py tests/client/test_transfer.py
 "$python" benchmarks/optimizer_step.py --device cuda --json gpu_check.json

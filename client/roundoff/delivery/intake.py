@@ -8,11 +8,11 @@ from typing import Any
 
 from roundoff.wire import Layer
 
+from .collector import BAD_VALUE
 from .notices import Notices
-from .pipeline import BAD_VALUE, Pipeline
+from .pipeline import Pipeline
 from .records import Scalar
 from .sample import Sample
-from .transfer import departed
 from .values import flat, number as as_number, short
 
 STEP_BACK = "values (step went back)"
@@ -69,7 +69,7 @@ class Intake:
             self._notices.warn_once("sample", _went_back("the optimizer's step", self._sampled, sample.step))
         else:
             self._sampled = sample.step
-            self._pipeline.sample(departed(sample))
+            self._pipeline.sample(sample)
 
     def _keep(self, kept: dict[str, float | Scalar], name: str, value: object, step: int) -> None:
         """Put one value into `kept`, or count why it is not."""

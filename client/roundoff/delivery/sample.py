@@ -11,7 +11,7 @@ from roundoff.wire import Layer
 
 
 class Numbers(Protocol):
-    """A tensor or array; the sender turns it into numbers outside the training thread."""
+    """A tensor, an array or a copy that is still on its way from a device; `tolist` waits for it."""
 
     def tolist(self) -> list[list[float]]: ...
 

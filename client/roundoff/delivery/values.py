@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .records import Scalar
+from .transfer import copied
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -25,14 +26,12 @@ def number(value: Any) -> float | Scalar | None:
             return float(value)
         except OverflowError:
             return None
-    detach: Callable[[], Any] | None = getattr(value, "detach", None)
-    if detach is not None:
+    if hasattr(value, "detach"):
         if value.numel() != 1 or value.is_complex():
             return None
         if value.device.type == "cpu":
             return float(value.item())
-        copy: Scalar = detach().clone()  # the caller may change the tensor before it is read
-        return copy
+        return copied(value)
     if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
         return None
     try:

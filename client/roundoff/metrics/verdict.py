@@ -137,9 +137,8 @@ class Track:
         """The verdict now; None before the first sample after the warm-up."""
         if self.quiet >= WINDOW_SAMPLES:
             return "idle"
-        if not self.window.samples:
-            return None
-        return judge(self.window, lr=lr, median_norm=self.median_norm)
+        window = self.window
+        return judge(window, lr=lr, median_norm=self.median_norm) if window.samples else None
 
     def idle_reason(self, lr: float | None = None) -> IdleReason | None:
         """Why the verdict now is *idle*; None if it is another one."""

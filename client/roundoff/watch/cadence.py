@@ -25,6 +25,10 @@ FOLLOWED = 10
 class Cadence(Protocol):
     """Tells the steps to measure. `step` counts optimizer steps from 0."""
 
+    @property
+    def looks(self) -> bool:
+        """Whether it goes by the verdicts."""
+
     def first(self, step: int) -> int:
         """The first step to measure, from `step` on."""
 
@@ -64,6 +68,8 @@ class Stepped:
     Before the first step of the table nothing is measured.
     """
 
+    looks = False
+
     def __init__(self, intervals: Mapping[int, int]) -> None:
         self._intervals = sorted(intervals.items())
 
@@ -95,6 +101,11 @@ class Automatic:
         self.steady = steady
         self._began: int | None = None
         self._regular = self._added = self._follow = 0
+
+    @property
+    def looks(self) -> bool:
+        """Whether it goes by the verdicts."""
+        return not self.steady
 
     def first(self, step: int) -> int:
         """The first step to measure: at once."""

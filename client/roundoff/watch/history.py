@@ -60,7 +60,6 @@ class History:
         self._model = Track()
         self._tracks: list[Track] = []
         self._states: list[State | None] = []
-        self._changed = False
         self._histograms = Histograms()
         self._waiting: Sample | None = None
         self.newest: Sample | None = None
@@ -83,7 +82,10 @@ class History:
 
     def has_changed(self) -> bool:
         """Whether a verdict became another one in the samples that were read since this was last asked."""
-        changed, self._changed = self._changed, False
+        states = [self._state(index) for index in range(len(self.names))]
+        # The first verdict of a layer is news, not a change.
+        changed = any(old is not None and new != old for old, new in zip(self._states, states, strict=True))
+        self._states = states
         return changed
 
     def take(self, sample: Sample) -> None:
@@ -211,12 +213,6 @@ class History:
         self._histograms.turn(turned)
         if sample.headroom is not None:
             self._histograms.add(sample.layers, sample.headroom)
-        states = [self._state(index) for index in range(len(self.names))]
-        # The first verdict of a layer is news, not a change.
-        self._changed |= any(
-            old is not None and new != old for old, new in zip(self._states, states, strict=True)
-        )
-        self._states = states
 
     def _state(self, index: int) -> State | None:
         return self._tracks[index].state(self._lr.get(self._groups[index]))

@@ -64,10 +64,12 @@ class Meter:
         return binned if self.found_inf is None else torch.where(self.found_inf == 0, binned, 0.0)
 
     def row(self) -> Tensor:
-        """(len(ROW),) float64 on the device, in the order of `metrics.ROW`."""
-        row = self._measured_here()
-        if self._taken is not None:
-            row = row + self._taken
+        """(len(ROW),) float64 on the device, in the order of `metrics.ROW`; not to be written to."""
+        if self._taken is None or self._totals:
+            row = self._measured_here()
+            row = row if self._taken is None else row + self._taken
+        else:
+            row = self._taken
         if self.share < 1:
             row = self._scaled(row)
         if self.found_inf is None:

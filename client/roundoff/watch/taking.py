@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ def sample_of(
     A watched parameter that is not among the `stepped` has attempted nothing; one that is and has no meter could not
     be measured, and has no row. Raises what went wrong in a meter.
     """
-    rows, bins, numbers = [], [], []
+    rows, bins, numbers, parts, starts = [], [], [], [], []
     for param, watched in layers.watched.items():
         meter = meters.get(param)
         if meter is None and param in stepped:
@@ -46,16 +48,33 @@ def sample_of(
             meter.add(numel=part.numel())
         elif meter.error is not None:
             raise meter.error
-        row = meter.row()  # not the meter, which another watch may read as well
-        row[_FROZEN] = torch.count_nonzero(sampled_words(part) == watched.start)
-        row[_FROZEN_OF] = watched.start.numel()
-        rows.append(row)
+        rows.append(meter.row())
+        parts.append(part)
+        starts.append(watched.start)
         numbers.append(watched.number)
         if headroom:
             bins.append(meter.bins.flatten())
     if not meters or not rows:
         return None
-    return Sample(step, numbers, _at_home(rows), _at_home(bins) if headroom else None, settings)
+    sums = _at_home(rows)
+    sums[:, _FROZEN] = _unmoved(parts, starts).to(sums)
+    sums[:, _FROZEN_OF] = _limits(tuple(start.numel() for start in starts), sums.device).diff().to(sums)
+    return Sample(step, numbers, sums, _at_home(bins) if headroom else None, settings)
+
+
+def _unmoved(parts: Sequence[Tensor], starts: Sequence[Tensor]) -> Tensor:
+    """(tensors,) float64 on the first one's device: how many sampled words of each are what they were at the start."""
+    home = starts[0].device
+    same = [sampled_words(part) == start for part, start in zip(parts, starts, strict=True)]
+    together = torch.cat([one.to(home, non_blocking=True) for one in same]).to(torch.float64).cumsum(0)
+    limits = _limits(tuple(start.numel() for start in starts), home)
+    return torch.cat((together.new_zeros(1), together))[limits].diff()
+
+
+@lru_cache(maxsize=16)
+def _limits(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where each of several pieces begins, and where the last one ends; kept, as a copy to a device is waited for."""
+    return torch.tensor([0, *accumulate(lengths)], device=device)
 
 
 def _at_home(rows: Sequence[Tensor]) -> Tensor:

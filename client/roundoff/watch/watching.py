@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from roundoff.delivery.notices import logger
 from roundoff.delivery.sample import GroupSetting, Sink
+from roundoff.delivery.transfer import departed
 from roundoff.metrics import Advice, Verdict
 from roundoff.metrics.cures import BY_ROWS, VISIBLE_ONLY
 from roundoff.metrics.forecast import LOST_LEVELS
@@ -286,7 +287,8 @@ class Watch:
             if self._self_measuring is not None:
                 self._self_measuring.meters, self._self_measuring.headroom = None, True
             self._collect(step)
-            self._due = self._cadence.after(step, changed=self.history.has_changed())
+            changed = self._cadence.looks and self.history.has_changed()
+            self._due = self._cadence.after(step, changed=changed)
         except Exception as error:  # noqa: BLE001 (a watch never hurts the run it watches)
             self._give_up(error)
         finally:
@@ -329,6 +331,7 @@ class Watch:
         )
         if sample is None:
             return
+        sample = departed(sample)
         self._taken += 1
         self.history.take(sample)
         if self._sink is not None:
