@@ -39,6 +39,11 @@ from roundoff.wire import Layer
 from timing.machine import Machine, this_machine
 
 LAYERS = 100
+HOOKED_LAYERS = 10
+"""Of the model whose hooks are timed. A sampled step's own work grows by some 30 µs for each: watching.md has more."""
+
+WARM_UP = 100
+
 CALL_LIMIT_S, MEMORY_LIMIT = 1e-3, INBOX_BYTES + BACKLOG_BYTES
 
 
@@ -97,7 +102,12 @@ def timed(what: str, call: Callable[[], object], calls: int, between: Callable[[
         began = time.perf_counter()
         call()
         took.append(time.perf_counter() - began)
-    took.sort()
+    return summarized(what, took)
+
+
+def summarized(what: str, seconds: list[float]) -> Calls:
+    """Percentiles over all calls."""
+    took, calls = sorted(seconds), len(seconds)
     return Calls(
         what=what,
         calls=calls,
@@ -132,6 +142,58 @@ def measure_calls(calls: int, spool: Path) -> Iterator[Calls]:
             run = roundoff.init("benchmark", server=address, spool=spool)
             yield timed(f"a sample of {LAYERS} layers, {how}", handing_over(run), calls // 10, between)
             run.finish(timeout=0)
+
+
+class Stopwatch:
+    """Times what an optimizer's hooks take that are registered between `begin` and `end`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._began = self._spent = 0.0
+        self.took: list[float] = []
+
+    def begin(self) -> None:
+        """The hooks that come now are timed."""
+        self._optimizer.register_step_pre_hook(lambda *_: self._start())
+        self._optimizer.register_step_post_hook(lambda *_: self._start())
+
+    def end(self) -> None:
+        """Those that come now are not."""
+        self._optimizer.register_step_pre_hook(lambda *_: self._before())
+        self._optimizer.register_step_post_hook(lambda *_: self._after())
+
+    def _start(self) -> None:
+        self._began = time.perf_counter()
+
+    def _before(self) -> None:
+        self._spent = time.perf_counter() - self._began
+
+    def _after(self) -> None:
+        self.took.append(self._spent + time.perf_counter() - self._began)
+
+
+def measure_hooks(calls: int, spool: Path) -> Calls:
+    """The watch's own work around a step, against a black hole, sampled as by default."""
+    weights = [torch.nn.Parameter(torch.randn(16).bfloat16()) for _ in range(HOOKED_LAYERS)]
+    for weight in weights:
+        weight.grad = torch.randn(16).bfloat16()
+    optimizer = roundoff.CollageAdamW(weights)
+    stopwatch = Stopwatch(optimizer)
+    with black_hole() as address:
+        run = roundoff.init("benchmark", server=address, spool=spool)
+        stopwatch.begin()
+        watch = run.watch(torch.nn.ParameterList(weights), optimizer)
+        stopwatch.end()
+        assert watch is not None
+        for _ in range(WARM_UP):  # it loads what it needs
+            optimizer.step()
+        before = watch.history.samples
+        for _ in range(calls):
+            optimizer.step()
+        sampled = watch.history.samples - before
+        run.finish(timeout=0)
+    what = f"the hooks of a watch of {HOOKED_LAYERS} layers, {sampled:,} steps sampled"
+    return summarized(what, stopwatch.took[WARM_UP:])
 
 
 def measure_memory(calls: int, spool: Path) -> int:
@@ -179,7 +241,7 @@ def measure(quick: bool) -> Report:
     calls, outage, steps = (5_000, 50_000, 2_000) if quick else (100_000, 2_000_000, 50_000)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        timed_calls = tuple(measure_calls(calls, root / "calls"))
+        timed_calls = (*measure_calls(calls, root / "calls"), measure_hooks(calls, root / "hooks"))
         grown = measure_memory(outage, root / "memory")
         with serving(None, f"sqlite:///{root / 'served.db'}") as (address, _):
             value_bytes, layer_bytes, values_rate, rows_rate = measure_spool(steps, root, address)

@@ -54,4 +54,4 @@ def spooled_steps(spool: Path) -> Iterator[int]:
             for frame in unpack(segment.path.read_bytes()):
                 record = decode(frame.kind, frame.payload) if frame.kind != OPENING else None
                 if isinstance(record, Logged):
-                    yield record.step
+                    yield from record.steps

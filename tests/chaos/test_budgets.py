@@ -75,6 +75,45 @@ def test_handing_over_a_sample_takes_less_than_a_millisecond(black_hole: str, ca
     assert state.taken == calls
 
 
+@pytest.mark.parametrize(
+    ("steps", "share"), [(3_000, 0.99), pytest.param(100_000, 0.999, marks=pytest.mark.chaos)]
+)
+def test_the_hooks_around_a_step_take_less_than_a_millisecond(
+    black_hole: str, steps: int, share: float
+) -> None:
+    """All that the watch of a model of ten layers does, sampled as by default."""
+    weights = [torch.nn.Parameter(torch.randn(16).bfloat16()) for _ in range(10)]
+    optimizer = roundoff.CollageAdamW(weights)
+    run = roundoff.init("chaos", server=black_hole)
+    began, took = [0.0], []
+
+    def start(*_: object) -> None:
+        began[0] = time.perf_counter()
+
+    def stop(*_: object) -> None:
+        took.append(time.perf_counter() - began[0])
+
+    optimizer.register_step_pre_hook(start)
+    optimizer.register_step_post_hook(start)
+    watch = run.watch(torch.nn.ParameterList(weights), optimizer)
+    optimizer.register_step_pre_hook(stop)
+    optimizer.register_step_post_hook(stop)
+    assert watch is not None
+    for weight in weights:
+        weight.grad = torch.randn(16).bfloat16()
+    for _ in range(100 + steps):
+        optimizer.step()
+    assert watch.history.samples > 300
+    run.finish(timeout=0)
+    both = sorted(before + after for before, after in zip(took[200::2], took[201::2], strict=True))
+    assert len(both) == steps
+    say(
+        f"hooks: median {statistics.median(both) * 1e6:.1f} µs, "
+        + ", ".join(f"p{100 * one:g} {percentile(both, one) * 1e6:.0f} µs" for one in (0.99, 0.999))
+    )
+    assert percentile(both, share) < 1e-3
+
+
 @pytest.mark.parametrize("calls", [300_000, pytest.param(10_000_000, marks=pytest.mark.chaos)])
 @pytest.mark.timeout(1500)
 def test_memory_is_bounded_without_a_server(nobody: str, calls: int) -> None:
@@ -96,16 +135,18 @@ def test_memory_is_bounded_without_a_server(nobody: str, calls: int) -> None:
     assert after.taken == calls == after.spooled + after.sent + sum(after.dropped.values())
 
 
-@pytest.mark.parametrize("names", [5, pytest.param(50, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("steps", [2_000, pytest.param(60_000, marks=pytest.mark.chaos)])
 def test_finish_is_in_time_and_sync_sends_the_rest(
-    server: str, faulty: Between, tmp_path: Any, names: int
+    server: str, faulty: Between, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """The long form is a million points; the server takes one batch a second."""
+    """The long form is three million points; the server takes one batch a second, some 130,000 values."""
+    if steps < 10_000:
+        monkeypatch.setattr("roundoff.delivery.sender.BATCH_BYTES", 2**15)
     faulty.fault = slow(1.0)
     run = roundoff.init("chaos", server=faulty.url, spool=tmp_path / "spool")
-    values = {f"value/{number}": 0.0 for number in range(names)}
-    for step in range(20_000):
-        run.log(dict.fromkeys(values, float(step)), step=step)
+    names = [f"value/{number}" for number in range(50)]
+    for step in range(steps):
+        run.log(dict.fromkeys(names, float(step)), step=step)
         if step % 100 == 0:
             time.sleep(0.01)
     began = time.monotonic()
@@ -114,13 +155,11 @@ def test_finish_is_in_time_and_sync_sends_the_rest(
     state = run.delivery
     say(f"finish took {took:.2f} s, {state}")
     assert took < 12
-    assert (state.taken, state.dropped) == (20_000 * names, {})
+    assert (state.taken, state.dropped) == (steps * 50, {})
     assert 0 < state.sent < state.taken == state.sent + state.spooled
     faulty.fault = None
     time.sleep(1.5)  # the last batch that was on its way
     assert [left.state for left in sync(tmp_path / "spool")] == ["sent"]
     run_id = only_run(server).id
-    for name in values:
-        assert points(server, run_id, 20_000, f"scalar:{name}") == {
-            step: float(step) for step in range(20_000)
-        }
+    for name in names:
+        assert points(server, run_id, steps, f"scalar:{name}") == {step: float(step) for step in range(steps)}

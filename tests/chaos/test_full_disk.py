@@ -45,13 +45,13 @@ def test_a_full_disk_to_the_end_is_counted(small_disk: Path, nobody: str, server
     run = roundoff.init("chaos", server=nobody, spool=small_disk)
     (small_disk / "checkpoint").write_bytes(bytes(5 * 2**20))
     names = [f"value/{number}" for number in range(100)]
-    for step in range(8000):
+    for step in range(20_000):
         run.log(dict.fromkeys(names, float(step)), step=step)
     run.finish(timeout=2)
     state = run.delivery
     assert caplog.text.count("takes nothing more") == 1
     assert 0 < state.spooled < state.taken
-    assert state.spooled + state.dropped["points (not sent before the end)"] == state.taken == 800_000
+    assert state.spooled + state.dropped["points (not sent before the end)"] == state.taken == 2_000_000
     (small_disk / "checkpoint").unlink()
     (left,) = sync(small_disk, server)
     assert (left.state, left.sent) == ("sent", state.spooled)

@@ -58,7 +58,7 @@ def test_shed_details_are_absent_and_the_model_row_stays() -> None:
     [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308, struct.unpack("<d", b"\1\0\0\0\0\0\xf8\xff")[0]],
 )
 def test_every_value_keeps_its_bits(value: float) -> None:
-    scalars = travelled(Logged(4, ("a", "b"), array("d", [value, 1.0]), 0.0)).scalars
+    scalars = travelled(Logged(array("q", [4]), ("a", "b"), array("d", [value, 1.0]), 0.0)).scalars
     assert scalars is not None
     assert scalars.names == ["a", "b"]
     assert scalars.step.values() == [4, 4]

@@ -12,8 +12,8 @@ import torch
 from samples import layers, sample
 
 import roundoff
+from roundoff.delivery.collector import BAD_VALUE
 from roundoff.delivery.intake import MANY_NAMES, SAMPLE_BACK, STEP_BACK
-from roundoff.delivery.pipeline import BAD_VALUE
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1e308])

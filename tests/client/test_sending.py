@@ -114,6 +114,19 @@ def test_too_large_is_split_down_to_what_fits(scripted: Scripted) -> None:
     assert run.delivery.dropped == {}
 
 
+def test_calls_that_became_one_record_are_split_as_well(scripted: Scripted) -> None:
+    scripted.script = lambda method, body: problem(413) if len(body) > 3000 else None
+    run = begin(scripted)
+    for step in range(3000):
+        run.log({"loss": step / 7, "lr": step / 3}, step=step)
+    run.finish(timeout=60)
+    assert sorted(scripted.scalars()) == sorted(
+        one for step in range(3000) for one in ((step, "loss", step / 7), (step, "lr", step / 3))
+    )
+    state = run.delivery
+    assert (state.sent, state.queued, state.spooled, state.dropped) == (6000, 0, 0, {})
+
+
 def test_one_record_that_is_too_large_loses_its_detail_first(scripted: Scripted) -> None:
     scripted.script = lambda method, body: problem(413) if method == "POST" and len(body) > 12_000 else None
     run = begin(scripted)

@@ -18,6 +18,7 @@ from scripted_server import Answer, Scripted, problem
 
 import roundoff
 from roundoff.cli import main
+from roundoff.delivery.frames import MAGIC
 from roundoff.delivery.notices import Notices
 from roundoff.delivery.spool import writers
 from roundoff.delivery.sync import Left, send_left
@@ -137,11 +138,14 @@ def test_refused_records_are_kept_and_the_rest_goes_on(scripted: Scripted, tmp_p
     assert [again.state for again in sync(tmp_path, scripted.url)] == ["sent"]
 
 
-def test_a_damaged_spool_gives_what_is_whole_and_the_count(scripted: Scripted, tmp_path: Path) -> None:
+def test_a_damaged_spool_gives_what_is_whole_and_the_count(
+    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundoff.delivery.collector.JOINED", 10**9)  # a record for each call
     offline(tmp_path, 100)
     (file,) = (path for path in tmp_path.rglob("*.spool") if path.stem.isdecimal())
     data = bytearray(file.read_bytes())
-    at = data.find(b"\xabRO\x01", len(data) // 2)
+    at = data.find(MAGIC, len(data) // 2)
     data[at + 40] ^= 1
     file.write_bytes(data)
     (left,) = sync(tmp_path, scripted.url)

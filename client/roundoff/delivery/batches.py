@@ -107,12 +107,14 @@ def _scalars(logged: Sequence[Logged]) -> Scalars | None:
     if not logged:
         return None
     names: dict[str, int] = {}
-    used = [names.setdefault(name, len(names)) for record in logged for name in record.names]
+    used, steps, values = array("q"), array("q"), array("d")
+    for record in logged:
+        called = array("q", [names.setdefault(name, len(names)) for name in record.names])
+        used += called * len(record.steps)
+        steps.extend(step for step in record.steps for _ in called)
+        values += record.values
     return Scalars(
-        step=Column.ints(record.step for record in logged for _ in record.names),
-        names=list(names),
-        name=Column.ints(used),
-        value=Column.floats(chain.from_iterable(record.values for record in logged)),
+        step=Column.ints(steps), names=list(names), name=Column.ints(used), value=Column.floats(values)
     )
 
 

@@ -6,6 +6,7 @@ import json
 import struct
 import sys
 from array import array
+from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -18,8 +19,9 @@ from .sample import GroupSetting
 OPENING, DECLARED, LOGGED, ROWS, DROPPED, ENDED = range(6)
 """Kinds of frames."""
 
+_T = TypeVar("_T", int, float)
 _LAYERS = TypeAdapter(list[Layer])
-_LOGGED = struct.Struct("<qI")
+_LOGGED = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _ROWS = struct.Struct("<qIIBB")
 _GROUP = struct.Struct("<Iddd")
@@ -69,22 +71,23 @@ def decode(kind: int, payload: bytes) -> Record:
 
 def _encode_logged(record: Logged) -> bytes:
     names = [name.encode() for name in record.names]
-    parts = [_LOGGED.pack(record.step, len(names)), _bytes(record.values)]
+    parts = [_LOGGED.pack(len(record.steps), len(names)), _bytes(record.steps), _bytes(record.values)]
     for name in names:
         parts += (_LENGTH.pack(len(name)), name)
     return b"".join(parts)
 
 
 def _decode_logged(payload: bytes) -> Logged:
-    step, count = _LOGGED.unpack_from(payload)
-    values, at = _floats(payload, _LOGGED.size, count)
+    calls, count = _LOGGED.unpack_from(payload)
+    steps, at = _ints(payload, _LOGGED.size, calls)
+    values, at = _floats(payload, at, calls * count)
     names = []
     for _ in range(count):
         (length,) = _LENGTH.unpack_from(payload, at)
         at += _LENGTH.size
         names.append(payload[at : at + length].decode())
         at += length
-    return Logged(step, tuple(names), values, 0.0)
+    return Logged(steps, tuple(names), values, 0.0)
 
 
 def _encode_rows(record: Rows) -> bytes:
@@ -99,10 +102,8 @@ def _encode_rows(record: Rows) -> bytes:
 def _decode_rows(payload: bytes) -> Rows:
     step, rows, groups, has_sums, has_headroom = _ROWS.unpack_from(payload)
     model, at = _floats(payload, _ROWS.size, len(ROW))
-    layers = array("q", payload[at : at + 8 * rows])
-    if sys.byteorder == "big":
-        layers.byteswap()
-    sums, at = _floats(payload, at + 8 * rows, rows * len(ROW) * has_sums)
+    layers, at = _ints(payload, at, rows)
+    sums, at = _floats(payload, at, rows * len(ROW) * has_sums)
     headroom, at = _floats(payload, at, rows * HISTOGRAM * has_headroom)
     settings = [GroupSetting(*_GROUP.unpack_from(payload, at + i * _GROUP.size)) for i in range(groups)]
     return Rows(
@@ -119,10 +120,19 @@ def _bytes(numbers: array[float] | array[int]) -> bytes:
 
 def _floats(payload: bytes, at: int, count: int) -> tuple[array[float], int]:
     """`count` numbers from `at` on, and where they end."""
+    return _numbers(array("d"), payload, at, count)
+
+
+def _ints(payload: bytes, at: int, count: int) -> tuple[array[int], int]:
+    """As `_floats`, of integers."""
+    return _numbers(array("q"), payload, at, count)
+
+
+def _numbers(numbers: array[_T], payload: bytes, at: int, count: int) -> tuple[array[_T], int]:
     end = at + 8 * count
-    numbers = array("d", payload[at:end])
+    if end > len(payload):
+        raise ValueError(f"{count} numbers are announced, {max(0, len(payload) - at) // 8} are there")
+    numbers.frombytes(payload[at:end])
     if sys.byteorder == "big":
         numbers.byteswap()
-    if len(numbers) != count:
-        raise ValueError(f"{count} numbers are announced, {len(numbers)} are there")
     return numbers, end

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when frames or payloads change; a reader finds frames of its own format only."""
 
 MAGIC = b"\xabRO" + bytes([FORMAT])

@@ -9,32 +9,22 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 from roundoff.wire import Layer, RunStarted
 
+from .collector import Collector
 from .counters import Delivery, Ledger
 from .forking import belongs_here
 from .notices import Notices
-from .queue import BACKLOG_BYTES, INBOX_BYTES, LAYER_ROWS, Backlog, Handed, Inbox
-from .records import Declared, Dropped, End, Ended, Logged, Record, Scalar, rows_of
+from .queue import BACKLOG_BYTES, INBOX_BYTES, Backlog, Inbox
+from .records import Declared, End, Ended, Scalar
 from .sample import Sample
-from .sender import EARLY_RECORDS, Phase, Sender, Source
-from .spool import FORKED_CALLS as FORKED, Spool
+from .sender import Phase, Sender, Source
+from .spool import Spool
 from .store import Store
 from .transmitter import Transmitter
 from .wake import Wake
-
-COLLECT_S = 0.05
-"""How long something handed over waits until it is read, unless there is much of it."""
-
-STRETCH_S, STRETCH_RECORDS, BREATH_S = 0.0002, 16, 0.0005
-"""For so long, and so many records, are read at a stretch; then they are written and the interpreter lock is left to
-the training thread: a thread that wants the lock waits up to 5 ms for one that keeps it."""
-
-URGENT_S = 0.1
-"""What has waited for longer than this is written without such a pause."""
 
 LAST_S = 1.0
 """The collector gets this long at the end to write what it has, whatever the time that was given."""
@@ -42,8 +32,6 @@ LAST_S = 1.0
 LET_GO_S = 0.1
 """A sender that only waits is gone by then, and lets go of the spool."""
 
-UNREADABLE = "points (could not be read)"
-BAD_VALUE = "values (not a number)"
 UNSENT = "points (not sent before the end)"
 
 
@@ -71,10 +59,9 @@ class Pipeline:
         )
         self._phase, self._wake = Phase(), Wake()
         self._open, self._forked = True, False
-        self._noted: dict[str, int] = {}
-        self._forked_calls = 0
         self._sender = None
-        works = [(self._collect, "roundoff-collector")]
+        collector = Collector(self._inbox, self._store, spool, self.ledger, self._phase, self._wake, notices)
+        works = [(collector.run, "roundoff-collector")]
         if transmitter is not None:
             self._sender = Sender(transmitter, source, self._store, self.ledger, self._phase, notices)
             works.append((self._sender.run, "roundoff-sender"))
@@ -121,7 +108,7 @@ class Pipeline:
     def log(self, step: int, values: Mapping[str, float | Scalar]) -> None:
         """Values of one step; those that are still on a device are read by the collector."""
         if self._open:
-            self._inbox.log(step, dict(values), time.monotonic())
+            self._inbox.log(step, values, time.monotonic())
             if self._inbox.half_full:
                 self._wake.call()
 
@@ -177,6 +164,7 @@ class Pipeline:
         finally:
             self._phase.stopped.set()
             self._phase.more.call()
+        self._store.shut(LET_GO_S)
         self._threads[-1].join(LET_GO_S)
         state = self.state()
         self.ledger.callers.drop(UNSENT, state.queued - state.spooled)
@@ -202,81 +190,3 @@ class Pipeline:
                 last = not self._users
             if last and self._spool is not None:
                 self._spool.close()
-
-    def _collect(self) -> None:
-        while True:
-            closing = self._phase.closing.is_set()
-            self._drain()
-            if self._store.unread >= EARLY_RECORDS:
-                self._phase.more.call()
-            if closing and not len(self._inbox):
-                break
-            self._wake.wait(COLLECT_S)
-        self._phase.complete.set()
-        self._phase.more.call()
-
-    def _drain(self) -> None:
-        """Write what is there, a few records at a time."""
-        self._note_dropped()
-        chunk: list[Record] = []
-        began = time.monotonic()
-        for handed in self._inbox.drain():
-            if isinstance(handed.what, Ended):
-                self._note_dropped()
-            record = self._read(handed)
-            if record is not None:
-                chunk.append(record)
-            now = time.monotonic()
-            if now - began > STRETCH_S or len(chunk) >= STRETCH_RECORDS:
-                self._store.put(chunk)
-                late = now - handed.taken_at > URGENT_S
-                if not (late or self._phase.closing.is_set() or self._inbox.half_full):
-                    time.sleep(BREATH_S)
-                chunk, began = [], time.monotonic()
-        if chunk:
-            self._store.put(chunk)
-
-    def _note_dropped(self) -> None:
-        """Let the counts travel with the data."""
-        if self._spool is not None:
-            forked = self._spool.forked()
-            self.ledger.collector.drop(FORKED, forked - self._forked_calls)
-            self._forked_calls = forked
-        dropped = self.ledger.dropped()
-        if dropped != self._noted:
-            self._noted = dropped
-            self._store.put([Dropped(dropped)])
-
-    def _read(self, handed: Handed) -> Record | None:
-        what = handed.what
-        if isinstance(what, Declared | Ended):
-            what.taken_at = handed.taken_at
-            return what
-        try:
-            if isinstance(what, Sample):
-                rows = rows_of(what, handed.taken_at)
-                if not handed.keep_rows:
-                    self.ledger.collector.drop(LAYER_ROWS, rows.shed_healthy())
-                return rows
-            step, values = what
-            return self._logged(step, values, handed.taken_at)
-        except Exception as error:  # noqa: BLE001 - whatever a device or a caller's object raises
-            points = 1 if isinstance(what, Sample) else len(what[1])
-            self.ledger.collector.drop(UNREADABLE, points)
-            self._notices.warn_once("unreadable", f"a point could not be read and is dropped: {error}")
-            return None
-
-    def _logged(self, step: int, values: Mapping[str, float | Scalar], taken_at: float) -> Logged | None:
-        numbers = array("d")
-        names = []
-        for name, value in values.items():
-            try:
-                numbers.append(value if isinstance(value, float) else float(value.item()))
-            except (TypeError, ValueError, AttributeError) as error:
-                self.ledger.collector.drop(BAD_VALUE)
-                self._notices.warn_once(
-                    "value", f"the value of {name!r} is not a number and is dropped: {error}"
-                )
-            else:
-                names.append(name)
-        return Logged(step, tuple(names), numbers, taken_at) if names else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .counters import Counts
@@ -28,15 +28,29 @@ POINTS = "points (queue full)"
 
 @dataclass(slots=True)
 class Handed:
-    """One thing as it was handed over. Values of a log call may still be on a device.
+    """One thing as it was handed over. `keep_rows` false leaves only the rows that an alert could come from."""
 
-    `keep_rows` false leaves only the rows that an alert could come from.
-    """
-
-    what: Sample | Declared | Ended | tuple[int, dict[str, float | Scalar]]
+    what: Sample | Declared | Ended
     taken_at: float
     cost: int
     keep_rows: bool = True
+
+
+Called = tuple[float | str | Scalar, ...]
+"""A log call as it was handed over: when, its step, its names, its values, in one flat tuple, because Python's garbage
+collector lets go of one that holds plain numbers and text. However many wait, they then cause no full collection,
+which would hold up the training for a tenth of a second."""
+
+
+def packed(now: float, step: int, values: Mapping[str, float | Scalar]) -> Called:
+    """A call; values may still be on a device."""
+    return (now, step, *values, *values.values())
+
+
+def unpacked(call: Called) -> tuple[float, int, tuple[str, ...], tuple[float | Scalar, ...]]:
+    """When, step, names and values of a call."""
+    middle = 1 + len(call) // 2
+    return call[0], call[1], call[2:middle], call[middle:]  # type: ignore[return-value] # as `packed` has put them
 
 
 class Inbox:
@@ -45,7 +59,7 @@ class Inbox:
     def __init__(self, counts: Counts, limit: int = INBOX_BYTES) -> None:
         self._counts = counts
         self._limit = limit
-        self._items: deque[Handed] = deque()
+        self._items: deque[Handed | Called] = deque()
         self._callers = threading.RLock()
         self._put = 0
         self._drained = 0
@@ -61,22 +75,23 @@ class Inbox:
     def oldest(self) -> float | None:
         """When the oldest thing in here was handed over."""
         try:
-            return self._items[0].taken_at
+            oldest = self._items[0]
         except IndexError:
             return None
+        return unpacked(oldest)[0] if isinstance(oldest, tuple) else oldest.taken_at
 
     def put(self, what: Declared | Ended, now: float) -> None:
         """Layers are always taken: their number is that of the model's parameters. So is the end."""
-        self._append(Handed(what, now, what.cost))
+        self._append(Handed(what, now, what.cost), what.cost)
 
-    def log(self, step: int, values: dict[str, float | Scalar], now: float) -> None:
+    def log(self, step: int, values: Mapping[str, float | Scalar], now: float) -> None:
         """Logged values; dropped and counted when even the reserve for them is used up."""
         self._counts.take(len(values))
-        cost = OVERHEAD + 100 * len(values)
+        cost = _cost_of_call(len(values))
         if self._free() + self._limit // 2 < cost:
             self._counts.drop(POINTS, len(values))
         else:
-            self._append(Handed((step, values), now, cost))
+            self._append(packed(now, step, values), cost)
 
     def sample(self, sample: Sample, now: float) -> None:
         """A sampled step; when full, without its histograms, then without the rows of layers that are well."""
@@ -89,24 +104,29 @@ class Inbox:
         if free + self._limit // 2 < sums:
             self._counts.drop(POINTS)
         else:
-            self._append(Handed(sample, now, sums + histograms, keep_rows=free >= sums))
+            cost = sums + histograms
+            self._append(Handed(sample, now, cost, keep_rows=free >= sums), cost)
 
-    def drain(self) -> Iterator[Handed]:
+    def drain(self) -> Iterator[Handed | Called]:
         """Everything that is there now, oldest first."""
         for _ in range(len(self._items)):
             item = self._items.popleft()
-            self._drained += item.cost
+            self._drained += _cost_of_call(len(item) // 2 - 1) if isinstance(item, tuple) else item.cost
             yield item
 
     def _free(self) -> int:
         return self._limit - (self._put - self._drained)
 
-    def _append(self, item: Handed) -> None:
+    def _append(self, item: Handed | Called, cost: int) -> None:
         # Only callers share this lock, and nothing under it waits: the collector reads without it. A signal's handler
         # may come in between and log in the same thread.
         with self._callers:
-            self._put += item.cost
+            self._put += cost
             self._items.append(item)
+
+
+def _cost_of_call(values: int) -> int:
+    return OVERHEAD + 100 * values
 
 
 class Backlog:

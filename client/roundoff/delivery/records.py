@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Literal, Protocol
@@ -19,6 +19,9 @@ OVERHEAD = 400
 """Bytes that a record is taken to occupy beside its numbers."""
 
 HISTOGRAM = 2 * HEADROOM_BINS
+
+MOST_CALLS, MOST_VALUES = 256, 4096
+"""So many log calls or values are one record at most: what a damaged spool loses with it."""
 
 End = Literal["finished", "crashed", "preempted"]
 
@@ -62,21 +65,46 @@ class Ended(_NoData):
 
 @dataclass(slots=True)
 class Logged:
-    """Values that the user logged at one step."""
+    """Values of one log call, or of several in a row that had the same names.
 
-    step: int
+    `steps` (calls), `values` (calls × names): value of name j at `steps[i]` is `values[i · len(names) + j]`.
+    """
+
+    steps: array[int]
     names: tuple[str, ...]
     values: array[float]
     taken_at: float
     number: int = -1
-    cost: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.cost = OVERHEAD + 8 * len(self.values)
+    @property
+    def cost(self) -> int:
+        return OVERHEAD + 8 * (len(self.steps) + len(self.values))
 
     @property
     def points(self) -> int:
         return len(self.values)
+
+    def extend(self, step: int, values: Iterable[float | Scalar]) -> bool:
+        """Add a call with the same names; False, and nothing is added, if it is too much or not all are floats."""
+        before = len(self.values)
+        if len(self.steps) >= MOST_CALLS or before >= MOST_VALUES:
+            return False
+        try:
+            self.values.extend(values)  # type: ignore[arg-type] # what is no float raises
+        except Exception:  # noqa: BLE001 - whatever reading a caller's object raises
+            del self.values[before:]
+            return False
+        self.steps.append(step)
+        return True
+
+    def halves(self) -> tuple[Logged, Logged]:
+        """The earlier and the later half of several calls."""
+        calls = len(self.steps) // 2
+        values = calls * len(self.names)
+        return (
+            replace(self, steps=self.steps[:calls], values=self.values[:values]),
+            replace(self, steps=self.steps[calls:], values=self.values[values:]),
+        )
 
 
 @dataclass(slots=True)

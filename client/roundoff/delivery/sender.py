@@ -15,7 +15,7 @@ from roundoff.wire import RunStart, RunStarted
 from .batches import build_batch, encode
 from .counters import Ledger
 from .notices import Notices
-from .records import Declared, Ended, Record, Rows, points_of
+from .records import Declared, Ended, Logged, Record, Rows, points_of
 from .store import Store
 from .transmitter import NotTakenError, TooLargeError, Transmitter, UnavailableError, UnknownRunError
 from .wake import Wake
@@ -156,14 +156,17 @@ class Sender:
             self._notices.warn_once("start", f"the run cannot be created, nothing of it is sent: {error}")
             raise _StoppedError from None
 
-    def _deliver(self, records: Sequence[Record]) -> None:
-        """Send `records` as one batch, as several if that is too large, and keep apart what is refused."""
+    def _deliver(self, records: Sequence[Record], *, part: bool = False) -> None:
+        """Send `records` as one batch, as several if that is too large, and keep apart what is refused.
+
+        `part`: of the last one more is to come.
+        """
         self.in_flight = records
-        seq = self._store.seal(records)
+        seq = self._store.seal(records, part=part)
         try:
             self._post(seq, records)
         except TooLargeError as error:
-            self._split(records, str(error))
+            self._split(records, str(error), part=part)
         except NotTakenError as error:
             self._refuse(records, str(error))
         else:
@@ -199,12 +202,16 @@ class Sender:
         )
         return encode(batch)
 
-    def _split(self, records: Sequence[Record], why: str) -> None:
+    def _split(self, records: Sequence[Record], why: str, *, part: bool) -> None:
         if len(records) > 1:
             half = len(records) // 2
             self._most_records = max(1, min(self._most_records, half))
             self._deliver(records[:half])
-            self._deliver(records[half:])
+            self._deliver(records[half:], part=part)
+        elif records and isinstance(only := records[0], Logged) and len(only.steps) > 1:
+            earlier, later = only.halves()
+            self._deliver([earlier], part=True)
+            self._deliver([later], part=part)
         elif records and isinstance(only := records[0], Rows) and only.headroom is not None:
             self._counts.drop("histograms (too large for the server)", only.shed_histograms())
             self._deliver(records)

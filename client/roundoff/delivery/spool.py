@@ -171,9 +171,12 @@ class Spool:
                 taken.append(record)
         return taken
 
-    def seal(self, records: Sequence[Record]) -> int:
-        """Make these records, taken and not acknowledged, the batch on its way; returns the batch's number."""
-        return self._cursor.seal(records[-1].number + 1 if records else 0)
+    def seal(self, records: Sequence[Record], *, part: bool = False) -> int:
+        """Make these records, taken and not acknowledged, the batch on its way; returns the batch's number.
+
+        Of the last one only a `part` may be in it; then that record is not behind us yet.
+        """
+        return self._cursor.seal(records[-1].number + (not part) if records else 0)
 
     def acknowledge(self, records: Sequence[Record]) -> None:
         """The sealed batch of these records has come to its end: the server has it, or will never take it."""

@@ -41,13 +41,16 @@ class Store:
         self.spool, self._backlog, self._counts, self._notices = spool, backlog, counts, notices
         self._marks: deque[tuple[int, float]] = deque()
         self._looking = threading.RLock()
+        self._putting = threading.Lock()
+        self.closed = False
+        """Whether nothing is put any more."""
         self._again = 0.0
         self._seq = -1
         self._declared: dict[int, Layer] = {}
 
     def renew_lock(self) -> None:
         """In a forked child: another thread of the parent may have held the lock at that moment."""
-        self._looking = threading.RLock()
+        self._looking, self._putting = threading.RLock(), threading.Lock()
 
     @property
     def unread(self) -> int:
@@ -59,16 +62,19 @@ class Store:
         """Logged values and sampled steps on disk that the server lacks."""
         return self.spool.points if self.spool is not None else 0
 
-    def put(self, records: Sequence[Record]) -> None:
-        """Records in the order in which they were handed over."""
-        if self.spool is None:
-            for record in records:
-                self._backlog.put(record)
-            return
-        now = time.monotonic()
-        if (len(self._backlog) and not self._write_backlog(now)) or not self._write(records, now):
-            for record in records:
-                self._backlog.put(record)
+    def put(self, records: Sequence[Record]) -> bool:
+        """Records in the order in which they were handed over; False, and none is taken, once the store is shut."""
+        with self._putting:
+            if not self.closed:
+                self._put(records)
+            return not self.closed
+
+    def shut(self, patience_s: float) -> None:
+        """Take nothing more. What is being written is waited for, unless the disk hangs for longer than that."""
+        finished = self._putting.acquire(timeout=patience_s)
+        self.closed = True
+        if finished:
+            self._putting.release()
 
     def take(self, records: int, size: int) -> list[Record]:
         """The next records that the server lacks, from the disk first; empty if there are none."""
@@ -79,10 +85,13 @@ class Store:
             self._declared.update((layer.index, layer) for layer in layers)
         return taken
 
-    def seal(self, records: Sequence[Record]) -> int:
-        """The number of the batch of these records, which were taken and are about to be sent."""
+    def seal(self, records: Sequence[Record], *, part: bool = False) -> int:
+        """The number of the batch of these records, which were taken and are about to be sent.
+
+        `part`: of the last one more is to come.
+        """
         if self.spool is not None:
-            return self.spool.seal(_on_disk(records))
+            return self.spool.seal(_on_disk(records), part=part)
         self._seq += 1
         return self._seq
 
@@ -121,6 +130,13 @@ class Store:
             while len(self._marks) > 1 and self._marks[1][0] <= spool.start:
                 self._marks.popleft()
             return [self._marks[0][1]] if spool.points and self._marks else []
+
+    def _put(self, records: Sequence[Record]) -> None:
+        now = time.monotonic()
+        behind = self.spool is None or (len(self._backlog) and not self._write_backlog(now))
+        if behind or not self._write(records, now):
+            for record in records:
+                self._backlog.put(record)
 
     def _write(self, records: Sequence[Record], now: float) -> bool:
         """Append to the spool; whether it took them."""
