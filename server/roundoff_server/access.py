@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import logging
+import re
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote, urlsplit
 
-from itsdangerous import BadSignature, URLSafeTimedSerializer
+from limits import parse
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .api.problems import problem
+from roundoff.wire import TokenScope
 
-COOKIE = "roundoff_session"
-SESSION_S = 7 * 24 * 3600
-"""How long a browser stays signed in."""
+from .api.problems import problem
+from .api.router import PREFIX
+from .gate import Caller, Gate, bearer
+from .logs import AUDIT
+
+log = logging.getLogger(__name__)
+audit = logging.getLogger(AUDIT)
+
+INGEST = re.compile(rf"PUT {PREFIX}/runs/[^/]+|POST {PREFIX}/runs/[^/]+/batches")
+WRONG_TOKENS = parse("30/minute")
+"""So many wrong tokens are answered to one address."""
 
 OPEN_PATHS = ("/healthz", "/readyz", "/login", "/static/")
 """What may be seen without a token: liveness, and what the sign-in page needs."""
@@ -51,59 +62,36 @@ SECURITY_HEADERS = {
 }
 
 
-class Gate:
-    """Checks a token and the sessions that stand for it. Keeps the token's hash only."""
-
-    def __init__(self, token: str) -> None:
-        self._hash = hashlib.sha256(token.encode()).digest()
-        key = hmac.digest(self._hash, b"roundoff session", "sha256")
-        self._sessions = URLSafeTimedSerializer(key, salt=COOKIE)
-
-    def opens(self, token: str) -> bool:
-        """Whether this is the token, in constant time."""
-        return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._hash)
-
-    def new_session(self) -> str:
-        """The value of a session cookie."""
-        return str(self._sessions.dumps("admin"))
-
-    def knows(self, session: str) -> bool:
-        """Whether a session cookie was made here and is not too old."""
-        try:
-            return bool(self._sessions.loads(session, max_age=SESSION_S) == "admin")
-        except BadSignature:
-            return False
-
-    def admits(self, headers: Headers) -> bool:
-        """Whether a request carries the token or a session."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.opens(token.strip()):
-            return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return cookie is not None and self.knows(cookie.value)
+def needed(method: str, path: str) -> TokenScope:
+    """What a token must be for: *ingest* to start runs and send batches, *read* to look, *admin* for the rest."""
+    if method in SAFE_METHODS:
+        return "admin" if path.startswith(f"{PREFIX}/tokens") else "read"
+    if path == "/logout":
+        return "read"
+    return "ingest" if INGEST.fullmatch(f"{method} {path}") else "admin"
 
 
 class Access:
     """ASGI middleware around everything.
 
     Without a gate the server is open, so with `local_only` the Host header must name this machine: a page of
-    another site that made its own name point here must not read from it.
+    another site that made its own name point here must not read from it. Whoever may ask is at `scope["caller"]`.
+    Every call that needs *admin* leaves a line in the log `roundoff.audit`.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate | None, *, local_only: bool) -> None:
         self._app = app
         self._gate = gate
         self._local_only = local_only and gate is None
+        self._wrong = MovingWindowRateLimiter(MemoryStorage())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope, headers)
+        needs = needed(scope["method"], scope["path"])
+        refusal = await self._refusal(scope, headers, needs)
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,11 +99,13 @@ class Access:
                 for name, value in SECURITY_HEADERS.items():
                     told.setdefault(name, value)
                 told.setdefault("Cache-Control", "private, no-cache")
+                if needs == "admin":
+                    _note(scope, message["status"])
             await send(message)
 
         await (refusal or self._app)(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+    async def _refusal(self, scope: Scope, headers: Headers, needs: TokenScope) -> Response | None:
         if self._local_only and not _is_local(headers.get("host", "")):
             return problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
@@ -123,18 +113,63 @@ class Access:
             )
         if scope["method"] not in SAFE_METHODS and _is_foreign(headers):
             return problem(HTTPStatus.FORBIDDEN, "a page of another site may not write here")
-        path = scope["path"]
-        if self._gate is None or _is_open(path) or self._gate.admits(headers):
+        if self._gate is None or _is_open(scope["path"]):
             return None
-        if scope["method"] in SAFE_METHODS and "text/html" in headers.get("accept", ""):
-            query = scope["query_string"].decode("latin-1")
-            back = quote(path, safe="/") + (f"?{query}" if query else "")
-            return RedirectResponse(f"/login?next={quote(back, safe='')}", HTTPStatus.SEE_OTHER)
+        place = (scope.get("client") or ("",))[0]
+        if not self._wrong.test(WRONG_TOKENS, place):
+            return problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "too many wrong tokens came from this address; wait a minute",
+                headers={"Retry-After": "60"},
+            )
+        try:
+            caller = await run_in_threadpool(self._gate.caller, headers)
+        except SQLAlchemyError as error:
+            log.error("the database did not answer: %s", error)
+            detail = "the database is not available now, so tokens cannot be checked; ask again"
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "5"})
+        if caller is None and bearer(headers) is not None:
+            self._wrong.hit(WRONG_TOKENS, place)
+        scope["caller"] = caller
+        return _verdict(scope, headers, caller, needs)
+
+
+def _verdict(scope: Scope, headers: Headers, caller: Caller | None, needs: TokenScope) -> Response | None:
+    if caller is not None and caller.may(needs):
+        return None
+    if caller is not None:
         return problem(
-            HTTPStatus.UNAUTHORIZED,
-            "a token is needed: send it as `Authorization: Bearer …` (client: ROUNDOFF_TOKEN)",
-            headers={"WWW-Authenticate": "Bearer"},
+            HTTPStatus.FORBIDDEN,
+            f"the token {caller.name!r} is for {', '.join(sorted(caller.scopes))}; this needs one for {needs}: "
+            f"`roundoff token create NAME --scope {needs}`",
         )
+    if scope["method"] in SAFE_METHODS and "text/html" in headers.get("accept", ""):
+        query = scope["query_string"].decode("latin-1")
+        back = quote(scope["path"], safe="/") + (f"?{query}" if query else "")
+        return RedirectResponse(f"/login?next={quote(back, safe='')}", HTTPStatus.SEE_OTHER)
+    return problem(
+        HTTPStatus.UNAUTHORIZED,
+        "a token is needed: send it as `Authorization: Bearer …` (client: ROUNDOFF_TOKEN)",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _note(scope: Scope, status: int) -> None:
+    caller: Caller | None = scope.get("caller")
+    audit.info(
+        "%s %s %s",
+        scope["method"],
+        scope["path"],
+        status,
+        extra={
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "token": None if caller is None else caller.token,
+            "token_name": None if caller is None else caller.name,
+            "client": (scope.get("client") or ("",))[0],
+        },
+    )
 
 
 def _is_open(path: str) -> bool:

@@ -29,7 +29,7 @@ def one_line() -> Iterator[None]:
     """An error for the user is one line and exit code 1."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError) as error:
         typer.secho(
             f"error: {' '.join(str(error).split())}", err=True, fg="red" if sys.stderr.isatty() else None
         )
@@ -37,7 +37,7 @@ def one_line() -> Iterator[None]:
 
 
 @contextmanager
-def _opened(url: str | None, *, read_only: bool = False) -> Iterator[Database]:
+def opened(url: str | None, *, read_only: bool = False) -> Iterator[Database]:
     """The database that is meant, current; an error is one line."""
     from .database import Database, require_current
     from .settings import load
@@ -77,7 +77,7 @@ def check_database(database: Url = None) -> None:
     """Check that the database can be read, has the schema of this version, and is not damaged."""
     from .services.check import findings
 
-    with _opened(database, read_only=True) as store:
+    with opened(database, read_only=True) as store:
         found = findings(store)
     for finding in found:
         typer.secho(f"error: {finding}", err=True)
@@ -91,7 +91,7 @@ def vacuum_database(database: Url = None) -> None:
     """Give the space of deleted rows back. A SQLite file is written anew: that takes as much space once more."""
     from .services.removal import sweep
 
-    with _opened(database) as store:
+    with opened(database) as store:
         sweep(store)
         before = store.size()
         store.maintain("VACUUM")
@@ -109,7 +109,7 @@ def thin_database(
     """Keep only the roll-ups of old runs: their charts stay, single steps of layers go."""
     from .services.retention import thin_old
 
-    with _opened(database) as store:
+    with opened(database) as store:
         thinned = thin_old(store, days, time.time())
     for run_id in thinned:
         typer.echo(f"thinned {run_id}")
@@ -122,6 +122,6 @@ def back_up_database(
     database: Url = None,
 ) -> None:
     """Copy a SQLite database while it is in use. For PostgreSQL there is pg_dump."""
-    with _opened(database) as store:
+    with opened(database) as store:
         store.copy_to(target)
     typer.echo(f"{store.name} is copied to {target}")

@@ -1,4 +1,4 @@
-"""Sign a browser in with the token."""
+"""Sign a browser in with a token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from http import HTTPStatus
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from .access import COOKIE, SESSION_S, Gate
 from .api.body import read_body
+from .gate import COOKIE, SESSION_S, Gate
 
 MAX_FORM = 8192
 
@@ -73,11 +74,13 @@ def create_login(gate: Gate | None) -> APIRouter:
         answer = RedirectResponse(back, HTTPStatus.SEE_OTHER)
         if gate is None:
             return answer
-        if not gate.opens(form.get("token", [""])[0].strip()):
-            return _page(back, "This is not the token of this server.", HTTPStatus.UNAUTHORIZED)
+        caller = await run_in_threadpool(gate.with_token, form.get("token", [""])[0].strip())
+        if caller is None or not caller.may("read"):
+            text = "This token may not read." if caller else "This is no token of this server."
+            return _page(back, text, HTTPStatus.UNAUTHORIZED)
         answer.set_cookie(
             COOKIE,
-            gate.new_session(),
+            gate.new_session(caller),
             max_age=SESSION_S,
             httponly=True,
             samesite="strict",

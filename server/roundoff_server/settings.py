@@ -10,7 +10,7 @@ import ipaddress
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import platformdirs
 from pydantic import Field, SecretStr, ValidationError
@@ -36,8 +36,9 @@ class ServerSettings(BaseSettings):
 
     - `database_url`: SQLAlchemy URL or the path of a SQLite file; default a file in the user's data folder
     - `host`, `port`: where to listen; default 127.0.0.1:8765
-    - `admin_token`: the token that opens the server; needed to listen beyond this machine
-    - `insecure`: listen beyond this machine without a token
+    - `admin_token`: a token that may everything, beside those in the database
+    - `insecure`: ask nobody for a token, also beyond this machine
+    - `log_level`: debug, info (a line for each request), warning or error; `log_format`: text or json
     """
 
     model_config = SettingsConfigDict(env_prefix="ROUNDOFF_", extra="forbid", env_ignore_empty=True)
@@ -47,6 +48,8 @@ class ServerSettings(BaseSettings):
     port: int = Field(8765, ge=0, le=65535)
     admin_token: SecretStr | None = Field(None, min_length=8)
     insecure: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
 
     @classmethod
     def settings_customise_sources(
@@ -122,13 +125,3 @@ def load(**flags: Any) -> ServerSettings:
             f"ROUNDOFF_{name.upper()} or {FILE_NAME}"
         ) from None
     return settings
-
-
-def require_safe(settings: ServerSettings) -> None:
-    """Raise SettingsError if the server would be open to others."""
-    if settings.loopback or settings.token or settings.insecure:
-        return
-    raise SettingsError(
-        f"host {settings.host} lets other machines reach the server, and no token is set: set "
-        f"ROUNDOFF_ADMIN_TOKEN, or listen on 127.0.0.1, or say --insecure if everyone may read and write"
-    )

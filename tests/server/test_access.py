@@ -11,9 +11,10 @@ import sending as s
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from roundoff_server.access import COOKIE, OPEN_PATHS, Gate
+from roundoff_server.access import OPEN_PATHS
 from roundoff_server.app import create_app
 from roundoff_server.database import Database
+from roundoff_server.gate import COOKIE
 from roundoff_server.transport import InProcess
 
 TOKEN = "correct horse battery staple"
@@ -48,18 +49,20 @@ def test_nothing_answers_without_the_token(closed: FastAPI) -> None:
     assert len(walked) > 15
     for headers in (
         {},
-        {"Authorization": "Bearer wrong"},
         {"Cookie": f"{COOKIE}=forged"},
         {"Authorization": TOKEN},
+        {"Authorization": "Bearer wrong"},
     ):
         with client(closed, **headers) as http:
             for method, path in walked:
                 if any(path.startswith(known) for known in OPEN_PATHS):
                     continue
                 answer = http.request(method, path)
-                assert answer.status_code == 401, (method, path)
-                assert answer.json()["status"] == 401
-                if method == "GET":
+                # After many wrong tokens there is a pause.
+                refused = (401, 429) if headers.get("Authorization") == "Bearer wrong" else (401,)
+                assert answer.status_code in refused, (method, path)
+                assert answer.json()["status"] == answer.status_code
+                if method == "GET" and answer.status_code == 401:
                     page = http.request(method, path, headers={"Accept": "text/html"})
                     assert (page.status_code, page.headers["location"][:12]) == (303, "/login?next="), path
 
@@ -97,13 +100,6 @@ def test_signing_in_leads_nowhere_else(target: str) -> None:
     from roundoff_server.login import _own_path
 
     assert _own_path(target) == "/"
-
-
-def test_sessions_are_of_one_token_and_end() -> None:
-    gate = Gate(TOKEN)
-    assert gate.knows(gate.new_session())
-    assert not Gate("another token").knows(gate.new_session())
-    assert not gate.knows(gate.new_session()[:-1])
 
 
 def test_pages_of_other_sites_may_not_write(local: Database) -> None:

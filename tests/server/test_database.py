@@ -29,7 +29,9 @@ def test_the_migrations_make_the_models(database: Database) -> None:
 
 
 def test_every_key_begins_with_the_run_and_the_sums_are_those_of_the_wire() -> None:
-    for table in Base.metadata.tables.values():
+    for name, table in Base.metadata.tables.items():
+        if name == "tokens":  # of the server, not of a run
+            continue
         assert next(iter(table.primary_key)).name == "run", table.name
     assert tuple(name for name in SumColumns.__annotations__) == ROW
     for name in ("layer_samples", "model_samples"):

@@ -42,6 +42,8 @@ def rows(database: Database, run: int) -> dict[str, int]:
     found = {}
     with database.read() as session:
         for table in Base.metadata.sorted_tables:
+            if "run" not in table.c:
+                continue
             count = session.scalar(select(func.count()).select_from(table).where(table.c.run == run))
             if count:
                 found[table.name] = count

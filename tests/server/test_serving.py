@@ -128,7 +128,7 @@ def test_what_cannot_start_says_so_in_one_line(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(serve)
     cases: list[tuple[list[str], dict[str, str], str]] = [
-        (["--host", "0.0.0.0"], {}, "ROUNDOFF_ADMIN_TOKEN"),
+        (["--insecure"], {"ROUNDOFF_ADMIN_TOKEN": "12345678"}, "insecure and admin_token are both set"),
         (["--host", "no.such.invalid"], {"ROUNDOFF_ADMIN_TOKEN": "12345678"}, "choose one with --host"),
         (["--database", str(tmp_path / "text")], {}, "not a database"),
         (["--database", "mysql://x/y"], {}, "only sqlite and postgresql"),
@@ -140,6 +140,17 @@ def test_what_cannot_start_says_so_in_one_line(tmp_path: Path) -> None:
         assert done.exit_code == 1, (arguments, done.output)
         assert message in done.stderr
         assert (done.stderr.count("\n"), done.stdout) == (1, ""), done.stderr
+
+
+def test_beyond_this_machine_the_first_token_is_shown_once(start_server: Any, tmp_path: Path) -> None:
+    with start_server(str(tmp_path / "x.db"), "--host", "0.0.0.0") as running:
+        assert httpx.get(f"{running.url}/api/v1/runs").status_code == 401
+        token = running.process.stdout.readline().removeprefix("First admin token, shown this once: ").strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        assert httpx.get(f"{running.url}/api/v1/tokens", headers=headers).json()[0]["name"] == "first"
+    with start_server(str(tmp_path / "x.db")) as running:
+        assert httpx.get(f"{running.url}/api/v1/runs").status_code == 401
+        assert httpx.get(f"{running.url}/api/v1/runs", headers=headers).status_code == 200
 
 
 def test_beyond_this_machine_with_a_token(start_server: Any, tmp_path: Path) -> None:

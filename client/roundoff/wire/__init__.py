@@ -30,3 +30,9 @@ from .ingest import (
     RunState as RunState,
     Scalars as Scalars,
 )
+from .tokens import (
+    MadeToken as MadeToken,
+    NewToken as NewToken,
+    Token as Token,
+    TokenScope as TokenScope,
+)

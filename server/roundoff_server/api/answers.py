@@ -11,8 +11,8 @@ from starlette.responses import Response
 JSON = "application/json"
 
 
-def answer(value: BaseModel | Sequence[BaseModel]) -> Response:
+def answer(value: BaseModel | Sequence[BaseModel], status: int = 200) -> Response:
     """One answer, or a list of them."""
     if isinstance(value, BaseModel):
-        return Response(value.model_dump_json(), media_type=JSON)
-    return Response(to_json(list(value), inf_nan_mode="strings"), media_type=JSON)
+        return Response(value.model_dump_json(), status, media_type=JSON)
+    return Response(to_json(list(value), inf_nan_mode="strings"), status, media_type=JSON)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import zlib
 from http import HTTPStatus
+from typing import Any
 
 import zstandard
 from fastapi import HTTPException, Request
+from pydantic import BaseModel
 
 MAX_BODY = 32 * 2**20
 """Bytes of a body as it travels."""
@@ -26,6 +28,12 @@ def _too_large(limit: int) -> HTTPException:
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"the body is larger than {limit} bytes; send it in smaller pieces",
     )
+
+
+def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The request body for OpenAPI: it is read by hand, to limit it and to spare a copy."""
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 async def read_body(request: Request, limit: int, decompressed: int | None = None) -> bytes:

@@ -16,7 +16,7 @@ from roundoff.wire import Batch, BatchTaken, Event, Problem, RunStart, RunStarte
 from ..services.removal import remove, sweep
 from ..services.runs import start
 from .answers import answer
-from .body import MAX_BODY, MAX_DECOMPRESSED, MAX_START, read_body
+from .body import MAX_BODY, MAX_DECOMPRESSED, MAX_START, read_body, schema_of
 from .context import Service
 from .problems import parse
 
@@ -39,12 +39,6 @@ def known_id(run_id: str) -> str:
     if not RUN_ID.fullmatch(run_id):
         raise LookupError(f"there is no run {run_id[:140]!r}")
     return run_id
-
-
-def _schema(kind: type[RunStart] | type[Batch]) -> dict[str, Any]:
-    """The request body for OpenAPI: it is read by hand, to limit it and to spare a copy."""
-    content = {"application/json": {"schema": kind.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 def add_ingest(router: APIRouter, service: Service) -> None:
@@ -70,7 +64,7 @@ def add_ingest(router: APIRouter, service: Service) -> None:
         "/runs/{run_id}",
         response_model=RunStarted,
         responses=REFUSALS,
-        openapi_extra=_schema(RunStart),
+        openapi_extra=schema_of(RunStart),
         tags=["runs"],
     )
     async def put_run(run_id: str, request: Request) -> Response:
@@ -92,7 +86,7 @@ def add_ingest(router: APIRouter, service: Service) -> None:
         "/runs/{run_id}/batches",
         response_model=BatchTaken,
         responses=REFUSALS,
-        openapi_extra=_schema(Batch),
+        openapi_extra=schema_of(Batch),
         tags=["runs"],
     )
     async def post_batch(run_id: str, request: Request) -> Response:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from asgi_correlation_id import correlation_id
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -107,7 +108,10 @@ async def _number(_: Request, __: Exception) -> Response:
 
 
 async def _fault(_: Request, __: Exception) -> Response:
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server made a mistake; its log says which")
+    request = correlation_id.get()
+    return problem(
+        HTTPStatus.INTERNAL_SERVER_ERROR, f"the server made a mistake; its log has it as request {request}"
+    )
 
 
 def handle_problems(app: FastAPI, missing_page: Callable[[Request], Response]) -> None:

@@ -9,6 +9,7 @@ from .events import add_events
 from .exports import add_exports
 from .ingest import add_ingest
 from .reads import add_reads
+from .tokens import add_tokens
 
 PREFIX = "/api/v1"
 
@@ -20,4 +21,5 @@ def create_api(service: Service) -> APIRouter:
     add_reads(router, service)
     add_exports(router, service)
     add_events(router, service)
+    add_tokens(router, service)
     return router

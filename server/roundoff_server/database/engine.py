@@ -135,6 +135,12 @@ class Database:
             assert raw is not None
             raw.execute("VACUUM INTO ?", (str(target),))
 
+    @property
+    def connections(self) -> int:
+        """Connections in use."""
+        pools = {engine.pool for engine in (self._readers, self._writers)}
+        return sum(pool.checkedout() for pool in pools if isinstance(pool, QueuePool))
+
     def dispose(self) -> None:
         """Close every connection."""
         self._readers.dispose()

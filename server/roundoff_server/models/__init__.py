@@ -12,3 +12,4 @@ from .rollups import Block as Block, BlockMark as BlockMark, Resolution as Resol
 from .runs import Run as Run
 from .samples import LayerSample as LayerSample, ModelSample as ModelSample, SumColumns as SumColumns
 from .scalars import ScalarName as ScalarName, ScalarValue as ScalarValue
+from .tokens import TokenRow as TokenRow

@@ -16,7 +16,7 @@ NAMING = {
 
 
 class Base(DeclarativeBase):
-    """Every primary key begins with `run`, so that rows can be spread by run."""
+    """Every primary key of what a run has begins with `run`, so that rows can be spread by run."""
 
     metadata = MetaData(naming_convention=NAMING)
 

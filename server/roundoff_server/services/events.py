@@ -44,6 +44,11 @@ class Bus:
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def listeners(self) -> int:
+        """Open streams."""
+        return len(self._listeners)
+
     def publish(self, events: Iterable[Event]) -> None:
         """Send events to every listener; call it after the commit."""
         with self._lock:

@@ -43,10 +43,18 @@ class _Waiting:
     batch: Batch
     size: int
     answer: Future[BatchTaken] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
+
+
+def _nobody(outcome: str, rows: int) -> None:
+    del outcome, rows
 
 
 class Intake:
-    """`submit` from any thread. An answer is there once its batch is committed and listeners have heard of it."""
+    """`submit` from any thread. An answer is there once its batch is committed and listeners have heard of it.
+
+    `on_taken` is told what became of each batch: *accepted*, *duplicate*, *refused*, *busy* or *failed*, and its rows.
+    """
 
     def __init__(
         self, database: Database, clock: Callable[[], float], publish: Callable[[list[Event]], None]
@@ -60,11 +68,23 @@ class Intake:
         self._bytes = 0
         self._speed = 10e6
         self._lock = threading.Lock()
+        self.on_taken: Callable[[str, int], None] = _nobody
 
     @property
     def waiting(self) -> int:
         """Batches in line."""
         return len(self._line)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of batches that are not committed yet."""
+        return self._bytes
+
+    @property
+    def lag_s(self) -> float:
+        """For how long the first in line has waited."""
+        with self._lock:
+            return time.monotonic() - self._line[0].since if self._line else 0.0
 
     def submit(self, run_id: str, batch: Batch, size: int) -> Future[BatchTaken]:
         """Get in line with a batch whose body had `size` bytes. Raises `TooBusyError` if the line is too long.
@@ -74,6 +94,7 @@ class Intake:
         waiting = _Waiting(run_id, batch, size)
         with self._lock:
             if self._bytes and self._bytes + size > WAITING_BYTES:
+                self.on_taken("busy", 0)
                 raise TooBusyError(max(1, round(self._bytes / self._speed)))
             self._line.append(waiting)
             self._bytes += size
@@ -90,24 +111,29 @@ class Intake:
         # A client that has gone no longer waits; from here on it cannot go unnoticed.
         group = [waiting for waiting in popped if waiting.answer.set_running_or_notify_cancel()]
         began = time.monotonic()
+        taken: list[Taken | Exception]
         try:
             taken = self._commit(group)
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
-            for waiting in group:
-                waiting.answer.set_exception(error)
-        else:
+            taken = [error] * len(group)
+        try:
             for waiting, done in zip(group, taken, strict=True):
-                if isinstance(done, Taken):
-                    self._publish(done.events)
-                    waiting.answer.set_result(done.answer)
-                else:
-                    waiting.answer.set_exception(done)
+                self._tell(waiting, done)
         finally:
             with self._lock:
                 self._bytes -= sum(waiting.size for waiting in popped)
                 if group:
                     taken_bytes = sum(waiting.size for waiting in group)
                     self._speed = taken_bytes / max(1e-3, time.monotonic() - began)
+
+    def _tell(self, waiting: _Waiting, done: Taken | Exception) -> None:
+        if isinstance(done, Taken):
+            self._publish(done.events)
+            self.on_taken(done.answer.status, done.answer.rows)
+            waiting.answer.set_result(done.answer)
+        else:
+            self.on_taken("refused" if isinstance(done, (LookupError, ValueError)) else "failed", 0)
+            waiting.answer.set_exception(done)
 
     def _commit(self, group: list[_Waiting]) -> list[Taken | Exception]:
         if not group:
