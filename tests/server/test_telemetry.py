@@ -77,12 +77,13 @@ def test_an_open_stream_is_counted_while_it_is_open(start_server: Any, tmp_path:
     with start_server(str(tmp_path / "x.db")) as running:
 
         def listeners() -> str:
-            lines = httpx.get(f"{running.url}/metrics").text.splitlines()
-            return next(line for line in lines if line.startswith("roundoff_event_listeners")).split()[1]
+            shown = httpx.get(f"{running.url}/metrics").text.splitlines()
+            return next(line for line in shown if line.startswith("roundoff_event_listeners")).split()[1]
 
         assert listeners() == "0.0"
         with httpx.stream("GET", f"{running.url}/api/v1/events") as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # the stream ends with it
+            next(lines)
             until = time.monotonic() + 5
             while listeners() == "0.0" and time.monotonic() < until:
                 time.sleep(0.02)
