@@ -42,7 +42,7 @@ class RunStart(Wire):
     optimizer step that this attempt will take. `promise_s` is when the client will next be heard, in seconds.
     """
 
-    version: int = WIRE_VERSION
+    version: int = Field(WIRE_VERSION, json_schema_extra={"minimum": 1, "maximum": WIRE_VERSION})
     project: Name
     name: Name
     config: dict[str, JsonValue] = Field(default_factory=dict)
@@ -161,7 +161,7 @@ class Batch(Wire):
     client has dropped so far in this attempt. `end` closes the attempt after the batch's rows.
     """
 
-    version: int = WIRE_VERSION
+    version: int = Field(WIRE_VERSION, json_schema_extra={"minimum": 1, "maximum": WIRE_VERSION})
     writer: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_NUL)]
     seq: Step
     attempt: int = Field(ge=1, le=2**31 - 1)

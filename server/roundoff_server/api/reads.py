@@ -9,8 +9,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from roundoff.wire import AlertPage, Heatmap, LayerHealth, Problem, RunPage, RunSummary, Series
+from roundoff.wire import (
+    AlertPage,
+    AlertState,
+    Heatmap,
+    LayerHealth,
+    Problem,
+    RunPage,
+    RunState,
+    RunSummary,
+    Series,
+)
+from roundoff.wire.ingest import NO_NUL
 
+from ..services.query import ALERT_CURSOR, RUN_CURSOR
 from .answers import answer
 from .context import Service
 from .ingest import known_id
@@ -18,13 +30,23 @@ from .ingest import known_id
 MAX_STEP = 2**53
 
 Limit = Annotated[int, Query(ge=1, le=500, description="Rows in one page.")]
-Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
+RunCursor = Annotated[
+    str | None,
+    Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": RUN_CURSOR}),
+]
+AlertCursor = Annotated[
+    str | None,
+    Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": ALERT_CURSOR}),
+]
 StepBound = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
-Name = Annotated[str | None, Query(max_length=1024)]
+Name = Annotated[str | None, Query(max_length=1024, json_schema_extra={"pattern": NO_NUL})]
 Metric = Annotated[
     str,
     Query(
-        min_length=1, max_length=1100, description="A derived figure, `lr`, `effective_lr` or `scalar:NAME`."
+        min_length=1,
+        max_length=1100,
+        description="A derived figure, `lr`, `effective_lr` or `scalar:NAME`.",
+        json_schema_extra={"pattern": NO_NUL},
     ),
 ]
 
@@ -52,7 +74,11 @@ def add_reads(router: APIRouter, service: Service) -> None:
 
     @router.get("/runs", response_model=RunPage, responses={422: REFUSALS[422]}, tags=["runs"])
     def runs(
-        project: Name = None, state: Name = None, q: Name = None, limit: Limit = 50, cursor: Cursor = None
+        project: Name = None,
+        state: RunState | None = None,
+        q: Name = None,
+        limit: Limit = 50,
+        cursor: RunCursor = None,
     ) -> Response:
         """Runs, newest first; `q` searches project, name and id."""
         return answer(source.runs(project=project, state=state, q=q, limit=limit, cursor=cursor))
@@ -116,9 +142,9 @@ def add_reads(router: APIRouter, service: Service) -> None:
     def alerts(
         run_id: Name = None,
         project: Name = None,
-        state: Name = None,
+        state: AlertState | None = None,
         limit: Limit = 50,
-        cursor: Cursor = None,
+        cursor: AlertCursor = None,
     ) -> Response:
         """Alerts, newest first."""
         known = None if run_id is None else known_id(run_id)

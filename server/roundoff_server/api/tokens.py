@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from roundoff.wire import MadeToken, NewToken, Token
@@ -69,7 +70,7 @@ def add_tokens(router: APIRouter, service: Service) -> None:
         responses={status: REFUSALS[status] for status in (404, 422, 503)},
         tags=["tokens"],
     )
-    def revoke_token(token: int) -> Response:
+    def revoke_token(token: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> Response:
         """Revoke a token: within seconds it opens nothing any more, nor do sessions begun with it."""
         with service.database.write() as session:
             return answer(shown(tokens.revoke(session, token, service.clock())))

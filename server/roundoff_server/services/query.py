@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any, get_args
@@ -28,6 +29,10 @@ from .problems import FieldError
 from .runs import find_run, page
 from .series import Asked, read_series
 from .summary import layer_health, moment, summaries
+
+RUN_CURSOR = r"^[0-9]{1,9}$"
+ALERT_CURSOR = r"^[0-9]{1,12}(\.[0-9]{1,9})?_[0-9]{1,9}_[0-9]{1,9}$"
+"""What the cursors of the two lists look like."""
 
 MAX_LIMIT = 500
 """Rows in one page of an answer."""
@@ -62,7 +67,7 @@ class Query:
                 or_(*(column.icontains(_text("q", q), autoescape=True) for column in columns))
             )
         if cursor is not None:
-            query = query.where(Run.run < _run_cursor(cursor))
+            query = query.where(Run.run < int(_cursor(cursor, RUN_CURSOR)[0]))
         with self._database.read() as session:
             found = list(session.scalars(query))
             more = len(found) > limit
@@ -178,22 +183,18 @@ def _in_state(state: str, now: float) -> ColumnElement[bool]:
     return and_(Run.state == "running", ~broken_promise) if state == "running" else Run.state == state
 
 
-def _run_cursor(cursor: str) -> int:
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
+def _cursor(cursor: str, form: str) -> list[str]:
+    """The parts of a cursor, which `_` joins."""
+    if not re.fullmatch(form, cursor):
         raise FieldError(
-            "cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before"
+            "cursor", f"{cursor[:80]!r} is no cursor of this list; use next_cursor of the page before"
         )
-    return int(cursor)
+    return cursor.split("_")
 
 
 def _before(cursor: str) -> ColumnElement[bool]:
-    try:
-        created, run, number = cursor.split("_")
-        at, key = float(created), (_run_cursor(run), _run_cursor(number))
-    except ValueError:
-        raise FieldError(
-            "cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before"
-        ) from None
+    created, run, number = _cursor(cursor, ALERT_CURSOR)
+    at, key = float(created), (int(run), int(number))
     same_time = and_(
         AlertRow.created_at == at,
         or_(AlertRow.run < key[0], and_(AlertRow.run == key[0], AlertRow.number < key[1])),
