@@ -72,7 +72,19 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'roundoff.db'}"
         return
-    server: str = request.getfixturevalue("postgresql")
+    with _fresh(request.getfixturevalue("postgresql")) as url:
+        yield url
+
+
+@pytest.fixture
+def another_postgresql(postgresql: str) -> Iterator[str]:
+    """The URL of a second fresh, empty database."""
+    with _fresh(postgresql) as url:
+        yield url
+
+
+@contextmanager
+def _fresh(server: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from roundoff.metrics import ROW
 from roundoff.wire import Batch, RunStart
 from roundoff_server.database import Database
-from roundoff_server.services.ingest import take
+from roundoff_server.services.intake import Intake
 from roundoff_server.services.runs import start
 
 from .batches import EVERY, Training
@@ -52,9 +52,10 @@ def fill(database: Database, run_id: str, training: Training, samples: int, firs
     if not first:
         with database.write() as session:
             start(session, run_id, beginning(run_id), time.time())
+    intake = Intake(database, time.time, lambda _: None)
     for batch in training.batches(samples, PER_BATCH, first):
-        with database.write() as session:
-            take(session, run_id, batch, time.time())
+        intake.submit(run_id, batch, 1).result()
+    intake.close()
 
 
 def beginning(run_id: str) -> RunStart:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .frames import to_pandas as to_pandas, to_polars as to_polars
     from .optim import (
         CollageAdamW as CollageAdamW,
         full_precision_state_dict as full_precision_state_dict,
@@ -29,6 +30,8 @@ __all__ = [
     "full_precision_state_dict",
     "init",
     "to_low_precision",
+    "to_pandas",
+    "to_polars",
     "watch",
 ]
 
@@ -39,6 +42,8 @@ _HOMES = {
     "full_precision_state_dict": "roundoff.optim",
     "init": "roundoff.run",
     "to_low_precision": "roundoff.optim",
+    "to_pandas": "roundoff.frames",
+    "to_polars": "roundoff.frames",
     "watch": "roundoff.watch",
 }
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote
 
 import httpx
+from httpx import USE_CLIENT_DEFAULT
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ._version import __version__
 from .delivery.transmitter import is_loopback
 from .settings import DEFAULT_SERVER, load
-from .wire import AlertPage, Heatmap, LayerHealth, Problem, RunPage, RunSummary, Series
+from .wire import AlertPage, Heatmap, LayerHealth, Problem, RunImported, RunPage, RunSummary, Series
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _LAYERS = TypeAdapter(list[LayerHealth])
@@ -135,7 +136,17 @@ class Client:
 
         `table` is `samples` (of layers), `model`, `scalars`, `groups` or `headroom`.
         """
-        path, asked = f"runs/{_quoted(run_id)}/export", {"format": format, "table": table}
+        yield from self._download(f"runs/{_quoted(run_id)}/export", {"format": format, "table": table})
+
+    def archive(self, run_id: str) -> Iterator[bytes]:
+        """Everything that is kept of a run, part by part, for `restore` on another server of the same schema."""
+        yield from self._download(f"runs/{_quoted(run_id)}/archive", {})
+
+    def restore(self, archive: Iterable[bytes]) -> RunImported:
+        """Put a run in from its archive, all of it or nothing; ValueError for one that does not fit there."""
+        return RunImported.model_validate_json(self._call("POST", "archives", content=archive))
+
+    def _download(self, path: str, asked: dict[str, str]) -> Iterator[bytes]:
         try:
             with self._http.stream("GET", path, params=asked) as response:
                 if not response.is_success:
@@ -173,9 +184,21 @@ class Client:
     def _fetch(self, path: str, parameters: dict[str, str | int]) -> bytes:
         return self._call("GET", path, parameters)
 
-    def _call(self, method: str, path: str, parameters: dict[str, str | int] | None = None) -> bytes:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        parameters: dict[str, str | int] | None = None,
+        content: Iterable[bytes] | None = None,
+    ) -> bytes:
         try:
-            response = self._http.request(method, path, params=parameters)
+            response = self._http.request(
+                method,
+                path,
+                params=parameters,
+                content=content,
+                timeout=USE_CLIENT_DEFAULT if content is None else None,
+            )
         except httpx.HTTPError as error:
             text = str(error) or type(error).__name__
             raise ConnectionError(f"no roundoff server answers at {self._place}: {text}") from None

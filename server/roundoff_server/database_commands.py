@@ -125,3 +125,36 @@ def back_up_database(
     with opened(database) as store:
         store.copy_to(target)
     typer.echo(f"{store.name} is copied to {target}")
+
+
+@db.command("archive")
+def archive_run(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The archive; must not be there yet.")],
+    database: Url = None,
+) -> None:
+    """Write everything that is kept of a run into a file, for `roundoff db restore` or `roundoff import`."""
+    from .services.archive import read_archive
+
+    with opened(database, read_only=True) as store:
+        if target.exists():
+            raise FileExistsError(f"{target} is there already; name a file that is not")
+        parts = read_archive(store, run)
+        unfinished = target.with_name(f"{target.name}.part")
+        with unfinished.open("wb") as file:
+            size = sum(file.write(part) for part in parts)
+        unfinished.replace(target)
+    typer.echo(f"{target}: {size / 1e6:,.1f} MB")
+
+
+@db.command("restore")
+def restore_run(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="An archive of a run.")],
+    database: Url = None,
+) -> None:
+    """Put a run from an archive into the database, all of it or nothing."""
+    from .services.archive import write_archive
+
+    with opened(database) as store, source.open("rb") as file:
+        done = write_archive(store, iter(lambda: file.read(2**16), b""))
+    typer.echo(f"{done.run_id}: {done.rows:,} rows")

@@ -238,3 +238,25 @@ def test_a_plug_in_may_be_a_command_or_a_group(
     monkeypatch.setattr(application, "entry_points", lambda group: plugs)
     assert in_process(capsys, "group", "inner")[1] == "inside\n"
     assert in_process(capsys, "single")[1] == "alone\n"
+
+
+def test_show_says_what_is_wrong_with_a_run(
+    filled: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, path = filled
+    with roundoff.Client(url) as client:
+        found = {run.name: run.id for run in client.runs().runs}
+    shown = call("show", found["bad [x]"], "--server", url).stdout
+    assert "shop/bad [x]" in shown
+    assert "stalling" in shown
+    assert "norm.weight" in shown
+    assert "100 %" in shown
+    assert "precision stagnation" in shown.lower() or "Cure:" in shown
+    assert "dropped by delivery" in shown
+    code, out, _ = in_process(capsys, "show", found["bad [x]"], "--json", "--database", str(path))
+    document = json.loads(out)
+    assert code == 0
+    assert (document["run"]["health"], document["layers"][0]["name"]) == ("stalling", "norm.weight")
+    assert document["alerts"][0]["state"] in ("firing", "resolved")
+    code, _, err = in_process(capsys, "show", "nobody", "--server", url)
+    assert (code, "there is no run 'nobody'" in err) == (1, True)

@@ -19,6 +19,8 @@ EXPORTED = [
     "full_precision_state_dict",
     "init",
     "to_low_precision",
+    "to_pandas",
+    "to_polars",
     "watch",
 ]
 

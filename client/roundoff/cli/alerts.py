@@ -40,12 +40,13 @@ def alerts(
     if as_json:
         print_json([*found])
     elif found:
-        _print(found)
+        print_alerts(found)
     else:
         output.print("No alerts.", style="dim")
 
 
-def _print(found: list[Alert]) -> None:
+def print_alerts(found: list[Alert]) -> None:
+    """Alerts one by one, as text."""
     for alert in found:
         line = Text.assemble(
             (f"{alert.state:<9} ", STATE_STYLE.get(alert.state, "")),

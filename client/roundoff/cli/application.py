@@ -11,7 +11,7 @@ import typer
 
 from roundoff._version import __version__
 
-from . import alerts, check, delete, demo, doctor, export, runs, scan, sync, version
+from . import alerts, check, delete, demo, doctor, export, importing, runs, scan, show, sync, version
 from .terminal import errors
 
 COMMANDS = "roundoff.commands"
@@ -20,9 +20,11 @@ COMMANDS = "roundoff.commands"
 OWN: dict[str, Callable[..., None]] = {
     "version": version.version,
     "runs": runs.runs,
+    "show": show.show,
     "alerts": alerts.alerts,
     "delete": delete.delete,
     "export": export.export,
+    "import": importing.import_,
     "demo": demo.demo,
     "check": check.check,
     "scan": scan.scan,

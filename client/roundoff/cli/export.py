@@ -14,7 +14,14 @@ from .terminal import errors
 
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id, as in the address of its page.")],
-    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="csv, ndjson or parquet.")] = "csv",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="csv, ndjson, parquet, or archive: all tables, for `roundoff import`.",
+        ),
+    ] = "csv",
     table: Annotated[
         str, typer.Option(metavar="TABLE", help="samples, model, scalars, groups or headroom.")
     ] = "samples",
@@ -26,7 +33,7 @@ def export(
 ) -> None:
     """Write all rows of a run as a file, however many there are."""
     with open_source(server, token, None) as source:
-        parts = source.export(run, form, table=table)
+        parts = source.archive(run) if form == "archive" else source.export(run, form, table=table)
         if output is None:
             for part in parts:
                 sys.stdout.buffer.write(part)

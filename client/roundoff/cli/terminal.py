@@ -18,10 +18,12 @@ errors = Console(stderr=True)
 HEALTH_STYLE = {"stalling": "bold red", "broken": "bold red", "idle": "dim", "healthy": "green", None: "dim"}
 
 
-def print_json(answers: list[Answer] | dict[str, object]) -> None:
+def print_json(answers: Answer | list[Answer] | dict[str, object]) -> None:
     """One JSON document on standard output, non-finite numbers as in the REST answers."""
     if isinstance(answers, dict):
         document: object = answers
+    elif isinstance(answers, Answer):
+        document = json.loads(answers.model_dump_json())
     else:
         document = [json.loads(BaseModel.model_dump_json(answer)) for answer in answers]
     output.file.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -10,6 +10,7 @@ from .answers import (
     Heatmap as Heatmap,
     LayerHealth as LayerHealth,
     Problem as Problem,
+    RunImported as RunImported,
     RunPage as RunPage,
     RunStarted as RunStarted,
     RunSummary as RunSummary,

@@ -35,6 +35,13 @@ class BatchTaken(Answer):
     rows: int = 0
 
 
+class RunImported(Answer):
+    """Answer to an archive: the run that was put in, and how many rows it has."""
+
+    run_id: str
+    rows: int
+
+
 class LayerHealth(Answer):
     """One layer as it stands: its verdict and the figures over the present window, None where undefined."""
 

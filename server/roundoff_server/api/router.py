@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from .archives import add_archives
 from .context import Service
 from .events import add_events
 from .exports import add_exports
@@ -20,6 +21,7 @@ def create_api(service: Service) -> APIRouter:
     add_ingest(router, service)
     add_reads(router, service)
     add_exports(router, service)
+    add_archives(router, service)
     add_events(router, service)
     add_tokens(router, service)
     return router

@@ -37,10 +37,11 @@ from .upkeep import Upkeep
 
 @dataclass(slots=True)
 class Taken:
-    """The answer, and what listeners should hear once it is committed."""
+    """The answer, what listeners should hear once it is committed, and whether many rows were replaced."""
 
     answer: BatchTaken
     events: list[Event] = field(default_factory=list)
+    replaced: bool = False
 
 
 def digest(name: str) -> bytes:
@@ -96,6 +97,7 @@ class _Intake:
         return Taken(
             BatchTaken(status="accepted", rows=self.rows),
             events + self._judge(span, glance, _joined(model, samples) if alone else None),
+            upkeep.widened,
         )
 
     def _put(self, table: Any, **columns: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -25,6 +26,9 @@ AT_ONCE = 32
 
 WRITERS = 4
 """Batches that PostgreSQL takes side by side from one process; those of one run wait for each other there."""
+
+
+log = logging.getLogger(__name__)
 
 
 class TooBusyError(Exception):
@@ -128,10 +132,19 @@ class Intake:
         if isinstance(done, Taken):
             self._publish(done.events)
             self.on_taken(done.answer.status, done.answer.rows)
+            if done.replaced and not self._database.is_sqlite:
+                self._workers.submit(self._tidy)
             waiting.answer.set_result(done.answer)
         else:
             self.on_taken("refused" if isinstance(done, (LookupError, ValueError)) else "failed", 0)
             waiting.answer.set_exception(done)
+
+    def _tidy(self) -> None:
+        """Have PostgreSQL take the place of strips that were replaced for the next ones, not more of the disk."""
+        try:
+            self._database.maintain("VACUUM strips")
+        except SQLAlchemyError as error:  # it does so by itself, later
+            log.warning("the place of old strips is not free yet: %s", error)
 
     def _commit(self, group: list[_Waiting]) -> list[Taken | Exception]:
         if not group:

@@ -37,11 +37,14 @@ Table = NDArray[Any]
 """Buckets × layers, int64 for counts and binary64 for sums."""
 
 
-def add_samples(session: Session, resolution: Resolution, step: Ints, layer: Ints, sums: Columns) -> None:
-    """Add rows that were not there before: their steps, layers, and the columns of `metrics.ROW`."""
+def add_samples(session: Session, resolution: Resolution, step: Ints, layer: Ints, sums: Columns) -> bool:
+    """Add rows that were not there before: their steps, layers, and the columns of `metrics.ROW`.
+
+    Whether all strips were made anew, wider.
+    """
     columns = {SAMPLES: np.ones(len(step), dtype="i8"), **{name: sums[name] for name in COLUMNS}}
     _add_rows(session, resolution.run, layer, step - step % resolution.strip_width, columns)
-    _widen(session, resolution)
+    return _widen(session, resolution)
 
 
 def rebuild(session: Session, resolution: Resolution, window: Window, steps: Iterable[int]) -> None:
@@ -159,8 +162,8 @@ def _drop(session: Session, run: int, begin: int, end: int | None) -> None:
     session.execute(delete(Strip).where(*conditions))
 
 
-def _widen(session: Session, resolution: Resolution) -> None:
-    """Make the buckets wider where there are too many of them."""
+def _widen(session: Session, resolution: Resolution) -> bool:
+    """Make the buckets wider where there are too many of them; whether there were."""
     run = resolution.run
     steps = np.array(
         session.scalars(
@@ -169,7 +172,7 @@ def _widen(session: Session, resolution: Resolution) -> None:
         dtype="i8",
     )
     if len(steps) < 2 * BUCKETS:
-        return
+        return False
     width = suitable_width(steps, resolution.strip_width, BUCKETS)
     layers = _layers(session, run)
     for name in (SAMPLES, *COLUMNS):
@@ -177,6 +180,7 @@ def _widen(session: Session, resolution: Resolution) -> None:
         session.execute(delete(Strip).where(Strip.run == run, Strip.name == name))
         _add(session, run, name, *widened(step, table, width))
     resolution.strip_width = width
+    return True
 
 
 def suitable_width(steps: Ints, width: int, buckets: int) -> int:

@@ -55,8 +55,16 @@ def layer_health(layer: LayerRow, scope: Scope | None) -> LayerHealth:
         strategy=layer.strategy,
         health=scope.health if scope else None,
         lost_fraction=scope.lost_fraction if scope else None,
-        descent_efficiency=scope.efficiency if scope else None,
+        descent_efficiency=_efficiency(scope) if scope else None,
     )
+
+
+def _efficiency(scope: Scope) -> float | None:
+    """Over the window; SQLite has kept a NaN as NULL, and only a layer that is idle has none."""
+    if scope.efficiency is None and scope.health not in (None, "idle"):
+        found: float | None = descent_efficiency(track_of(scope.track).window)
+        return found
+    return scope.efficiency
 
 
 @dataclass(slots=True)

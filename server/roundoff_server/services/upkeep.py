@@ -34,6 +34,8 @@ class Upkeep:
     """Steps of rows that are there already: sums that hold them must be made anew."""
     all_new: bool = True
     """Whether every step is later than all that this rank has sent before, and named once for each layer."""
+    widened: bool = False
+    """Whether all strips were made anew, and the old ones wait to be forgotten."""
 
     def will_store(self, samples: Arrays) -> None:
         """Call it before rows are stored, of layers (with a column `layer`) or of the model."""
@@ -105,7 +107,7 @@ class Upkeep:
         if again:
             strips.rebuild(self.session, resolution, window(self.session, self.run), again)
         sums = {name: samples[name][fresh] for name in ROW}
-        strips.add_samples(self.session, resolution, step[fresh], layer[fresh], sums)
+        self.widened = strips.add_samples(self.session, resolution, step[fresh], layer[fresh], sums)
 
 
 def _has_twins(samples: Arrays) -> bool:
