@@ -95,7 +95,7 @@ def _measure(place: Place, rows: int, console: Console) -> Measured:
     parts = {TENTH: rows // LAYERS // 10, BIG: rows // LAYERS}
     _fill(database, place.name, parts, console)
     size = kept(database, sum(parts.values()) * LAYERS)
-    with served(place) as server:
+    with served(place) as (server, _):
         found = [reads(server, run, part * LAYERS, LAYERS, part) for run, part in parts.items()]
         empty, full = _ingest(database, server)
     database.dispose()

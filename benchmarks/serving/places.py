@@ -44,8 +44,8 @@ def postgresql_at(folder: Path) -> Place:
 
 
 @contextmanager
-def served(place: Place) -> Iterator[str]:
-    """The address of a server process on a database."""
+def served(place: Place) -> Iterator[tuple[str, int]]:
+    """The address of a server process on a database, and its id."""
     command = [sys.executable, "-m", "roundoff_server", "--port", "0", "--database", place.url]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     assert process.stdout is not None
@@ -53,7 +53,7 @@ def served(place: Place) -> Iterator[str]:
         line = process.stdout.readline()
         if not line:
             raise RuntimeError("the server did not start")
-        yield line.split(" at ")[1].split()[0]
+        yield line.split(" at ")[1].split()[0], process.pid
     finally:
         process.terminate()
         process.wait(30)

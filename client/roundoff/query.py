@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Self, TypeVar
@@ -15,7 +15,21 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from ._version import __version__
 from .delivery.transmitter import is_loopback
 from .settings import DEFAULT_SERVER, load
-from .wire import AlertPage, Heatmap, LayerHealth, Problem, RunImported, RunPage, RunSummary, Series
+from .wire import (
+    Advised,
+    AlertPage,
+    Comparison,
+    Forecast,
+    HeadroomHistory,
+    Heatmap,
+    LayerHealth,
+    Problem,
+    RunChange,
+    RunImported,
+    RunPage,
+    RunSummary,
+    Series,
+)
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _LAYERS = TypeAdapter(list[LayerHealth])
@@ -69,11 +83,18 @@ class Client:
         project: str | None = None,
         state: str | None = None,
         q: str | None = None,
+        tag: str | None = None,
+        sort: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first; `q` searches project, name and id."""
-        return self._get("runs", RunPage, project=project, state=state, q=q, limit=limit, cursor=cursor)
+        """Runs; `q` searches project, name and id.
+
+        `sort` is `newest` (if not given), `oldest`, `seen`, `name`, or `efficiency`: what stalls or is broken first.
+        """
+        return self._get(
+            "runs", RunPage, project=project, state=state, q=q, tag=tag, sort=sort, limit=limit, cursor=cursor
+        )
 
     def run(self, run_id: str) -> RunSummary:
         """One run as it stands."""
@@ -116,6 +137,43 @@ class Client:
         """A figure for layers × step buckets, worst layers first."""
         path = f"runs/{_quoted(run_id)}/heatmap"
         return self._get(path, Heatmap, metric=metric, max_steps=max_steps, max_layers=max_layers)
+
+    def compare(
+        self, run_ids: Sequence[str], metric: str, *, layer: str | None = None, max_points: int = 1000
+    ) -> Comparison:
+        """One figure of two to ten runs."""
+        joined = ",".join(run_ids)
+        return self._get(
+            "compare", Comparison, runs=joined, metric=metric, layer=layer, max_points=max_points
+        )
+
+    def headroom(
+        self, run_id: str, *, layer: str | None = None, step: int | None = None, max_steps: int = 100
+    ) -> HeadroomHistory:
+        """Headroom histograms over steps; with `step` the last one up to there alone."""
+        path = f"runs/{_quoted(run_id)}/headroom"
+        return self._get(path, HeadroomHistory, layer=layer, step=step, max_steps=max_steps)
+
+    def forecast(self, run_id: str) -> Forecast:
+        """What lower learning rates would lose, by the newest histograms."""
+        return self._get(f"runs/{_quoted(run_id)}/forecast", Forecast)
+
+    def advice(self, run_id: str) -> Advised:
+        """What every strategy would have lost of the newest updates with histograms."""
+        return self._get(f"runs/{_quoted(run_id)}/advice", Advised)
+
+    def change(
+        self,
+        run_id: str,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> RunSummary:
+        """Call a run something else; what is not given stays."""
+        asked = RunChange(project=project, name=name, tags=None if tags is None else list(tags))
+        body = asked.model_dump_json(exclude_none=True).encode()
+        return RunSummary.model_validate_json(self._call("PATCH", f"runs/{_quoted(run_id)}", content=[body]))
 
     def alerts(
         self,

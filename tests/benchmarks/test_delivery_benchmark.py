@@ -25,7 +25,7 @@ def test_it_measures_and_writes_its_page(
     assert written.startswith("before\n")
     assert written.endswith("after\n")
     read = delivery.Report.model_validate_json(report.read_text())
-    assert 40 < read.value_bytes < 80
+    assert 16 <= read.value_bytes < 80  # the less the faster they came
     assert 8 * 24 < read.layer_bytes < 8 * 24 + 30
     assert read.values_sent_per_s > 100
     slow = read.calls[0].model_copy(update={"p999": 0.002})

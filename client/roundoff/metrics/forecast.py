@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .bins import pair_loses, word_loses, word_stores
+from .cures import FLOAT8, FLOAT32, PAIRS, unmarked
 from .sums import HEADROOM_LOW
 
 LOST_LEVELS = (0.1, 0.5, 0.9)
@@ -26,6 +27,18 @@ Figured = Literal["lost_fraction", "descent_efficiency"]
 
 Storage = Literal["word", "pair"]
 """One word, whose rounding is known; or two, of which only the lost fraction can be told."""
+
+
+def storage_of(strategy: str) -> Storage | None:
+    """How what a layer of this strategy stores rounds; None where nothing is lost that a learning rate would change."""
+    stored = unmarked(strategy)
+    if stored.startswith(
+        FLOAT8
+    ):  # several words of 8 bit end at the range of the format, at no learning rate
+        return "word" if stored == f"{FLOAT8}none" else None
+    if stored in FLOAT32 or stored == "stochastic":
+        return None
+    return "pair" if stored in PAIRS else "word"
 
 
 @dataclass(frozen=True, slots=True)

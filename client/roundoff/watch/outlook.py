@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from roundoff.delivery.sample import Sample
 from roundoff.metrics import HEADROOM_BINS, Sums
-from roundoff.metrics.cures import FLOAT8, FLOAT32, PAIRS, cure, unmarked
-from roundoff.metrics.forecast import LOST_LEVELS, Crossing, Part, Storage, crossings
+from roundoff.metrics.cures import cure
+from roundoff.metrics.forecast import LOST_LEVELS, Crossing, Part, crossings, storage_of
 from roundoff.wire import Layer
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def outlook(
     parts: dict[str, Part] = {}
     for index, bins in zip(sample.layers, sample.headroom.tolist(), strict=True):
         layer = known[index]
-        storage = _storage(layer)
+        storage = storage_of(layer.strategy)
         if storage is None or not rates[layer.group] > 0:
             continue
         sums = Sums(
@@ -62,7 +62,7 @@ def outlook(
             headroom_energy=tuple(bins[HEADROOM_BINS:]),
         )
         parts[layer.name] = Part(sums, rates[layer.group], schedules[layer.group], storage)
-    if parts or all(_storage(known[index]) is None for index in sample.layers):
+    if parts or all(storage_of(known[index].strategy) is None for index in sample.layers):
         found = {name: tuple(crossings([part], levels)) for name, part in parts.items()}
         model = tuple(crossings(list(parts.values()), levels))
         crossing = [layer.strategy for layer in layers if found.get(layer.name)]
@@ -84,18 +84,6 @@ def schedules_of(
         raise ValueError("say how many steps of the scheduler to look at: forecast(scheduler, steps=…)")
     found = learning_rates(schedule, steps)
     return {group: {first + n: rates[group] for n, rates in enumerate(found)} for group in groups}
-
-
-def _storage(layer: Layer) -> Storage | None:
-    """How what is stored of it rounds; None where nothing is lost that a learning rate would change."""
-    strategy = unmarked(layer.strategy)
-    if strategy.startswith(
-        FLOAT8
-    ):  # several words of 8 bit end at the range of the format, at no learning rate
-        return "word" if strategy == f"{FLOAT8}none" else None
-    if strategy in FLOAT32 or strategy == "stochastic":
-        return None
-    return "pair" if strategy in PAIRS else "word"
 
 
 def _change(model: Sequence[Crossing], parts: Sequence[Part], strategies: Sequence[str]) -> str:

@@ -1,13 +1,19 @@
 """The schema and codec that client and server share, version 1. No torch in here."""
 
 from .answers import (
+    Advised as Advised,
     Alert as Alert,
     AlertPage as AlertPage,
     AlertState as AlertState,
     Answer as Answer,
     BatchTaken as BatchTaken,
+    Comparison as Comparison,
+    Crossed as Crossed,
     Event as Event,
+    Forecast as Forecast,
+    HeadroomHistory as HeadroomHistory,
     Heatmap as Heatmap,
+    LayerForecast as LayerForecast,
     LayerHealth as LayerHealth,
     Problem as Problem,
     RunImported as RunImported,
@@ -15,6 +21,7 @@ from .answers import (
     RunStarted as RunStarted,
     RunSummary as RunSummary,
     Series as Series,
+    StrategyOption as StrategyOption,
 )
 from .columns import Column as Column
 from .ingest import (
@@ -26,6 +33,7 @@ from .ingest import (
     LayerSamples as LayerSamples,
     ModelSamples as ModelSamples,
     Placement as Placement,
+    RunChange as RunChange,
     RunId as RunId,
     RunStart as RunStart,
     RunState as RunState,

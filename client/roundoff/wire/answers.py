@@ -128,6 +128,91 @@ class Heatmap(Answer):
     sampled: bool = False
 
 
+class Comparison(Answer):
+    """One figure of several runs, in the order in which they were asked for."""
+
+    metric: str
+    layer: str | None = None
+    runs: list[Series]
+
+
+class HeadroomHistory(Answer):
+    """Headroom histograms of a layer, a module (summed) or the model (None), one for each of `steps`.
+
+    Bin j of `counts` (elements) and `energy` (their Σu²) is the headroom `low + j`. `lr` is the learning rate at that
+    step, None where the layers have several.
+    """
+
+    run_id: str
+    layer: str | None = None
+    low: int
+    steps: list[int]
+    counts: list[list[int]]
+    energy: list[list[float]]
+    lr: list[float | None]
+
+
+class Crossed(Answer):
+    """The first learning rate, going down from the present one, at which a figure is past `level`."""
+
+    figure: Literal["lost_fraction", "descent_efficiency"]
+    level: float
+    lr: float
+
+
+class LayerForecast(Answer):
+    """What one layer crosses, the highest learning rate first."""
+
+    name: str
+    crossed: list[Crossed]
+
+
+class Forecast(Answer):
+    """What lower learning rates would lose, by the histograms of `step`: an update shrinks as its learning rate does.
+
+    `lr` is the highest of any group there. `model` is empty where groups have several. Layers that would lose first
+    come first; a layer that crosses nothing has an empty list.
+    """
+
+    run_id: str
+    step: int
+    lr: float | None
+    model: list[Crossed]
+    layers: list[LayerForecast]
+
+
+class StrategyOption(Answer):
+    """One strategy as it would fare with the same updates; `bytes` per parameter. See docs/advice.md."""
+
+    strategy: str
+    bytes: int
+    lost_fraction: float
+    descent_efficiency: float
+    noise: float
+    against: str
+    holds: bool
+    measured: bool
+
+
+class Advised(Answer):
+    """What every strategy would have lost of the newest updates; `recommended` is the cheapest that holds, or None.
+
+    `needing` names the layers for which nothing cheaper would, worst first; `left_out` those that 16-bit strategies
+    are no question for. `text` says it all.
+    """
+
+    run_id: str
+    step: int
+    samples: int
+    recommended: str | None
+    used: list[str]
+    bytes_now: int
+    options: list[StrategyOption]
+    needing: list[str]
+    left_out: list[str]
+    text: str
+
+
 class Alert(Answer):
     """One alert of one rule on one run. `layers` names the worst first, `layer_count` counts them all.
 

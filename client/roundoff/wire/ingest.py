@@ -74,6 +74,14 @@ class RunStart(Wire):
     promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
 
 
+class RunChange(Wire):
+    """`PATCH /runs/{run_id}`: what people call a run; what is absent stays."""
+
+    project: Name | None = None
+    name: Name | None = None
+    tags: list[Name] | None = Field(None, max_length=64)
+
+
 class Layer(Wire):
     """Declaration of one parameter tensor. `index` is its number within the run and attempt's writer."""
 

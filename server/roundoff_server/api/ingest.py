@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request, Response
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from roundoff.wire import Batch, BatchTaken, Event, Problem, RunStart, RunStarted
+from roundoff.wire import Batch, BatchTaken, Event, Problem, RunChange, RunStart, RunStarted, RunSummary
 
 from ..services.removal import remove, sweep
-from ..services.runs import start
+from ..services.runs import change, start
 from .answers import answer
 from .body import MAX_BODY, MAX_DECOMPRESSED, MAX_START, read_body, schema_of
 from .context import Service
@@ -70,6 +70,24 @@ def add_ingest(router: APIRouter, service: Service) -> None:
     async def put_run(run_id: str, request: Request) -> Response:
         """Create or resume a run. The same token gets the same attempt."""
         return answer(await run_in_threadpool(started, run_id, await read_body(request, MAX_START)))
+
+    def changed(run_id: str, body: bytes) -> RunSummary:
+        request: RunChange = parse(RunChange, body)
+        with service.database.write() as session:
+            change(session, known_id(run_id), request)
+        service.publish([Event(run_id=run_id, kind="run")])
+        return service.query.run(run_id)
+
+    @router.patch(
+        "/runs/{run_id}",
+        response_model=RunSummary,
+        responses=REFUSALS,
+        openapi_extra=schema_of(RunChange),
+        tags=["runs"],
+    )
+    async def patch_run(run_id: str, request: Request) -> Response:
+        """Change what a run is called: its project, name or tags. What is absent stays."""
+        return answer(await run_in_threadpool(changed, run_id, await read_body(request, MAX_START)))
 
     def removed(run_id: str) -> None:
         with service.database.write() as session:

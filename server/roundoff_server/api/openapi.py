@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from roundoff.wire import Batch, NewToken, Problem, RunStart, TokenScope
+from roundoff import wire
+from roundoff.wire import Problem, TokenScope
 
 from ..gate import COOKIE
 from .problems import PROBLEM_JSON
-
-BODIES = (RunStart, Batch, NewToken)
-"""Bodies that routes read by hand."""
 
 REFERENCE = "#/components/schemas/{model}"
 JSON = "application/json"
@@ -57,9 +56,8 @@ def describe(app: FastAPI, scope_of: Callable[[str, str], TokenScope | None]) ->
 
 def _complete(page: dict[str, Any], scope_of: Callable[[str, str], TokenScope | None]) -> None:
     schemas = page["components"]["schemas"]
-    _, found = models_json_schema(
-        [(kind, "validation") for kind in (*BODIES, Problem)], ref_template=REFERENCE
-    )
+    kinds: list[type[BaseModel]] = [*_bodies(page), Problem]
+    _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=REFERENCE)
     schemas.update({name: schema for name, schema in found["$defs"].items() if name not in schemas})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
@@ -83,6 +81,18 @@ def _operations(page: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
     for path, methods in page["paths"].items():
         for method, operation in methods.items():
             yield method.upper(), path, operation
+
+
+def _bodies(page: dict[str, Any]) -> list[type[BaseModel]]:
+    """What routes read by hand, told by `schema_of`."""
+    contents = [
+        operation["requestBody"]["content"]
+        for _, _, operation in _operations(page)
+        if "requestBody" in operation
+    ]
+    references: list[str] = [content[JSON]["schema"]["$ref"] for content in contents if JSON in content]
+    found = [getattr(wire, reference.rpartition("/")[2]) for reference in references]
+    return [kind for kind in found if issubclass(kind, BaseModel)]
 
 
 def _problem() -> dict[str, Any]:

@@ -10,8 +10,12 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from roundoff.wire import (
+    Advised,
     AlertPage,
     AlertState,
+    Comparison,
+    Forecast,
+    HeadroomHistory,
     Heatmap,
     LayerHealth,
     Problem,
@@ -22,7 +26,7 @@ from roundoff.wire import (
 )
 from roundoff.wire.ingest import NO_NUL
 
-from ..services.query import ALERT_CURSOR, RUN_CURSOR
+from ..services.orders import SORTS
 from .answers import answer
 from .context import Service
 from .ingest import known_id
@@ -30,14 +34,7 @@ from .ingest import known_id
 MAX_STEP = 2**53
 
 Limit = Annotated[int, Query(ge=1, le=500, description="Rows in one page.")]
-RunCursor = Annotated[
-    str | None,
-    Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": RUN_CURSOR}),
-]
-AlertCursor = Annotated[
-    str | None,
-    Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": ALERT_CURSOR}),
-]
+Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
 StepBound = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
 Name = Annotated[str | None, Query(max_length=1024, json_schema_extra={"pattern": NO_NUL})]
 Metric = Annotated[
@@ -49,6 +46,8 @@ Metric = Annotated[
         json_schema_extra={"pattern": NO_NUL},
     ),
 ]
+
+Sort = Annotated[str, Query(max_length=20, json_schema_extra={"enum": [*SORTS]})]
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "No such run, layer or metric."},
@@ -77,11 +76,15 @@ def add_reads(router: APIRouter, service: Service) -> None:
         project: Name = None,
         state: RunState | None = None,
         q: Name = None,
+        tag: Name = None,
+        sort: Sort = "newest",
         limit: Limit = 50,
-        cursor: RunCursor = None,
+        cursor: Cursor = None,
     ) -> Response:
-        """Runs, newest first; `q` searches project, name and id."""
-        return answer(source.runs(project=project, state=state, q=q, limit=limit, cursor=cursor))
+        """Runs; `q` searches project, name and id. `efficiency` puts those that stall or are broken first."""
+        return answer(
+            source.runs(project=project, state=state, q=q, tag=tag, sort=sort, limit=limit, cursor=cursor)
+        )
 
     @router.get("/runs/{run_id}", response_model=RunSummary, responses=REFUSALS, tags=["runs"])
     def run(run_id: str) -> Response:
@@ -138,13 +141,51 @@ def add_reads(router: APIRouter, service: Service) -> None:
             lambda: source.heatmap(run_id, metric, max_steps=max_steps, max_layers=max_layers),
         )
 
+    @router.get(
+        "/runs/{run_id}/headroom", response_model=HeadroomHistory, responses=REFUSALS, tags=["history"]
+    )
+    def headroom(
+        run_id: str,
+        request: Request,
+        layer: Name = None,
+        step: StepBound = None,
+        max_steps: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        """Headroom histograms over steps of a layer, a module (summed) or the model; with `step` the last up to it."""
+        return _unless_known(
+            request,
+            source.version(known_id(run_id)),
+            lambda: source.headroom(run_id, layer=layer, step=step, max_steps=max_steps),
+        )
+
+    @router.get("/runs/{run_id}/forecast", response_model=Forecast, responses=REFUSALS, tags=["diagnosis"])
+    def forecast(run_id: str, request: Request) -> Response:
+        """At which lower learning rates layers, and the model, would have lost 10, 50 and 90 % of their updates."""
+        return _unless_known(request, source.version(known_id(run_id)), lambda: source.forecast(run_id))
+
+    @router.get("/runs/{run_id}/advice", response_model=Advised, responses=REFUSALS, tags=["diagnosis"])
+    def advice(run_id: str, request: Request) -> Response:
+        """What every strategy would have lost of the newest updates, and the cheapest that holds."""
+        return _unless_known(request, source.version(known_id(run_id)), lambda: source.advice(run_id))
+
+    @router.get("/compare", response_model=Comparison, responses=REFUSALS, tags=["history"])
+    def compare(
+        runs: Annotated[str, Query(max_length=1400, description="Two to ten run ids, joined by commas.")],
+        metric: Metric,
+        layer: Name = None,
+        max_points: Annotated[int, Query(ge=1, le=5000)] = 1000,
+    ) -> Response:
+        """One figure of several runs."""
+        ids = [known_id(one) for one in runs.split(",")]
+        return answer(source.compare(ids, metric, layer=layer, max_points=max_points))
+
     @router.get("/alerts", response_model=AlertPage, responses=REFUSALS, tags=["alerts"])
     def alerts(
         run_id: Name = None,
         project: Name = None,
         state: AlertState | None = None,
         limit: Limit = 50,
-        cursor: AlertCursor = None,
+        cursor: Cursor = None,
     ) -> Response:
         """Alerts, newest first."""
         known = None if run_id is None else known_id(run_id)

@@ -187,6 +187,9 @@ def fetch(session: Session, query: Select[Any], keys: int, names: Sequence[str])
     return Summed([list(column) for column in columns[:keys]], SimpleNamespace(**sums), list(names))
 
 
-def shown(values: Floats, defined: NDArray[np.bool_]) -> list[float | None]:
-    """For an answer: None where undefined."""
-    return [value if there else None for value, there in zip(values.tolist(), defined.tolist(), strict=True)]
+def shown(values: Floats, defined: NDArray[np.bool_]) -> list[Any]:
+    """For an answer, as lists of the same shape: None where undefined."""
+    objects = values.astype(object)
+    objects[~defined] = None
+    found: list[Any] = objects.tolist()
+    return found

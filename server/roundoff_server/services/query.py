@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from sqlalchemy import ColumnElement, and_, or_, select
 
 from roundoff.wire import (
+    Advised,
     Alert,
     AlertPage,
     AlertState,
+    Comparison,
+    Forecast,
+    HeadroomHistory,
     Heatmap,
     LayerHealth,
     RunPage,
@@ -24,18 +28,22 @@ from roundoff.wire import (
 from ..database import Database
 from ..models import AlertRow, LayerRow, Run, Scope
 from .buckets import apart, window
+from .headroom import read_advice, read_forecast, read_headroom
 from .heatmap import read_heatmap
+from .orders import NO_CURSOR, SORTS, cursor_of, tagged
 from .problems import FieldError
 from .runs import find_run, page
-from .series import Asked, read_series
+from .series import Asked, layer_ids, read_series
 from .summary import layer_health, moment, summaries
 
-RUN_CURSOR = r"^[0-9]{1,9}$"
-ALERT_CURSOR = r"^[0-9]{1,12}(\.[0-9]{1,9})?_[0-9]{1,9}_[0-9]{1,9}$"
-"""What the cursors of the two lists look like."""
+ALERT_CURSOR = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?_[0-9]{1,9}_[0-9]{1,9}")
+"""What the cursors of the list of alerts look like."""
 
 MAX_LIMIT = 500
 """Rows in one page of an answer."""
+
+
+MOST_COMPARED = 10
 
 
 class Query:
@@ -51,12 +59,20 @@ class Query:
         project: str | None = None,
         state: str | None = None,
         q: str | None = None,
+        tag: str | None = None,
+        sort: str = "newest",
         limit: int = 50,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first; `q` searches project, name and id. Raises `FieldError` for a bad state or cursor."""
+        """Runs in an order of `SORTS`; `q` searches project, name and id.
+
+        Raises `FieldError` for a state, order or cursor that is none.
+        """
         limit, now = _limit(limit), self._clock()
-        query = select(Run).order_by(Run.run.desc()).limit(limit + 1)
+        order = SORTS[_one_of("sort", sort, tuple(SORTS))]
+        query = order.apply(select(Run, order.value), cursor).limit(limit + 1)
+        if tag is not None:
+            query = query.where(tagged(self._database.is_sqlite, _text("tag", tag)))
         if project is not None:
             query = query.where(Run.project == _text("project", project))
         if state is not None:
@@ -66,13 +82,11 @@ class Query:
             query = query.where(
                 or_(*(column.icontains(_text("q", q), autoescape=True) for column in columns))
             )
-        if cursor is not None:
-            query = query.where(Run.run < int(_cursor(cursor, RUN_CURSOR)[0]))
         with self._database.read() as session:
-            found = list(session.scalars(query))
-            more = len(found) > limit
-            answers = summaries(session, found[:limit], now)
-            return RunPage(runs=answers, next_cursor=str(found[limit - 1].run) if more else None)
+            found = session.execute(query).all()
+            answers = summaries(session, [run for run, _ in found[:limit]], now)
+            last = found[limit - 1] if len(found) > limit else None
+            return RunPage(runs=answers, next_cursor=cursor_of(last[1], last[0].run) if last else None)
 
     def run(self, run_id: str) -> RunSummary:
         """One run as it stands. Raises LookupError."""
@@ -127,6 +141,41 @@ class Query:
             return read_heatmap(
                 session, run, window(session, run), metric, max(1, max_steps), max(1, max_layers)
             )
+
+    def compare(
+        self, run_ids: Sequence[str], metric: str, *, layer: str | None = None, max_points: int = 1000
+    ) -> Comparison:
+        """One figure of two to ten runs. Raises LookupError, and `FieldError` for another number of runs."""
+        if not 2 <= len(set(run_ids)) == len(run_ids) <= MOST_COMPARED:
+            raise FieldError("runs", f"name 2 to {MOST_COMPARED} different runs, joined by commas")
+        found = [self.series(run_id, metric, layer=layer, max_points=max_points) for run_id in run_ids]
+        return Comparison(metric=metric, layer=layer, runs=found)
+
+    def headroom(
+        self, run_id: str, *, layer: str | None = None, step: int | None = None, max_steps: int = 100
+    ) -> HeadroomHistory:
+        """Histograms over steps; with `step` the last one up to there alone. Raises LookupError."""
+        asked = None if layer is None else _text("layer", layer)
+        with self._database.read() as session:
+            run = find_run(session, run_id)
+            every = session.scalars(select(LayerRow.layer).where(LayerRow.run == run.run)).all()
+            layers = every if asked is None else layer_ids(session, run, asked)
+            view = window(session, run, None, step)
+            return read_headroom(
+                session, run, view, layers, asked, 1 if step is not None else max(1, max_steps)
+            )
+
+    def forecast(self, run_id: str) -> Forecast:
+        """What lower learning rates would lose. Raises LookupError, also before there are histograms."""
+        with self._database.read() as session:
+            run = find_run(session, run_id)
+            return read_forecast(session, run, window(session, run))
+
+    def advice(self, run_id: str) -> Advised:
+        """What every strategy would have lost. Raises LookupError, also where there is nothing to compare yet."""
+        with self._database.read() as session:
+            run = find_run(session, run_id)
+            return read_advice(session, run, window(session, run))
 
     def alerts(
         self,
@@ -183,17 +232,10 @@ def _in_state(state: str, now: float) -> ColumnElement[bool]:
     return and_(Run.state == "running", ~broken_promise) if state == "running" else Run.state == state
 
 
-def _cursor(cursor: str, form: str) -> list[str]:
-    """The parts of a cursor, which `_` joins."""
-    if not re.fullmatch(form, cursor):
-        raise FieldError(
-            "cursor", f"{cursor[:80]!r} is no cursor of this list; use next_cursor of the page before"
-        )
-    return cursor.split("_")
-
-
 def _before(cursor: str) -> ColumnElement[bool]:
-    created, run, number = _cursor(cursor, ALERT_CURSOR)
+    if not ALERT_CURSOR.fullmatch(cursor):
+        raise FieldError("cursor", f"{cursor!r} {NO_CURSOR}")
+    created, run, number = cursor.split("_")
     at, key = float(created), (int(run), int(number))
     same_time = and_(
         AlertRow.created_at == at,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from roundoff.wire import WIRE_VERSION, Event, RunStart, RunStarted
+from roundoff.wire import WIRE_VERSION, Event, RunChange, RunStart, RunStarted
 
 from ..database.upsert import insert_into
 from ..models import Attempt, Resolution, Run, Scope
@@ -77,6 +77,16 @@ def start(session: Session, run_id: str, body: RunStart, now: float) -> Started:
         run.heard_at, run.promise_s = max(now, run.heard_at), body.promise_s
     answer = RunStarted(run_id=run.id, attempt=attempt.number, page=page(run.id))
     return Started(answer, [] if known else [Event(run_id=run.id, kind="run", step=run.step)])
+
+
+def change(session: Session, run_id: str, body: RunChange) -> None:
+    """Call a run something else. Raises LookupError."""
+    run = find_run(session, run_id, lock=True)
+    for name in ("project", "name", "tags"):
+        value = getattr(body, name)
+        if value is not None:
+            setattr(run, name, value)
+    run.version += 1
 
 
 def latest_attempt(session: Session, run: Run) -> int:
