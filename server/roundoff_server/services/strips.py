@@ -6,8 +6,9 @@ attempt up to the first step of the next, all ranks added up. Ingest adds to the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from .grouped import group_samples
 
 BUCKETS = 400
 """Buckets that a run keeps at least; at twice as many they are made wider."""
+
+AT_ONCE = 256
+"""Strips that are read and written together."""
 
 SAMPLES = "samples"
 """Name of the strip that counts samples."""
@@ -109,17 +113,18 @@ def _values(payload: bytes) -> Numbers:
     return unpack(payload, 1, [0])[0]
 
 
-def _add(session: Session, run: int, name: str, buckets: Ints, table: Table) -> None:
+def _add(session: Session, run: int, buckets: Ints, tables: Mapping[str, Table]) -> None:
     known = session.execute(
-        select(Strip.step, Strip.payload).where(
-            Strip.run == run, Strip.name == name, Strip.step.in_(buckets.tolist())
+        select(Strip.name, Strip.step, Strip.payload).where(
+            Strip.run == run, Strip.name.in_(tables), Strip.step.in_(buckets.tolist())
         )
     )
-    old = {step: _values(payload) for step, payload in known}
-    rows = []
-    for step, line in zip(buckets.tolist(), table, strict=True):
-        before = old.get(step)
-        rows.append({"run": run, "name": name, "step": step, "payload": pack([_sum(line, before)])})
+    old = {(name, step): _values(payload) for name, step, payload in known}
+    rows = [
+        {"run": run, "name": name, "step": step, "payload": pack([_sum(line, old.get((name, step)))])}
+        for name, table in tables.items()
+        for step, line in zip(buckets.tolist(), table, strict=True)
+    ]
     session.execute(replacing(session, Strip.__table__), rows)  # type: ignore[arg-type]
 
 
@@ -143,8 +148,10 @@ def _add_rows(session: Session, run: int, layer: Ints, bucket: Ints, columns: Co
     if not len(layer):
         return
     buckets, place = np.unique(bucket, return_inverse=True)
-    for name, values in columns.items():
-        _add(session, run, name, buckets, tabulated(place, layer, values, (len(buckets), int(layer.max()))))
+    shape = (len(buckets), int(layer.max()))
+    left = iter(columns)
+    while names := list(islice(left, max(1, AT_ONCE // len(buckets)))):
+        _add(session, run, buckets, {name: tabulated(place, layer, columns[name], shape) for name in names})
 
 
 def tabulated(place: Ints, layer: Ints, values: Table, shape: tuple[int, int]) -> Table:
@@ -165,20 +172,17 @@ def _drop(session: Session, run: int, begin: int, end: int | None) -> None:
 def _widen(session: Session, resolution: Resolution) -> bool:
     """Make the buckets wider where there are too many of them; whether there were."""
     run = resolution.run
-    steps = np.array(
-        session.scalars(
-            select(Strip.step).where(Strip.run == run, Strip.name == SAMPLES).order_by(Strip.step)
-        ).all(),
-        dtype="i8",
-    )
-    if len(steps) < 2 * BUCKETS:
+    counted = (Strip.run == run, Strip.name == SAMPLES)
+    if (session.scalar(select(func.count()).select_from(Strip).where(*counted)) or 0) < 2 * BUCKETS:
         return False
+    steps = np.array(session.scalars(select(Strip.step).where(*counted).order_by(Strip.step)).all(), "i8")
     width = suitable_width(steps, resolution.strip_width, BUCKETS)
     layers = _layers(session, run)
     for name in (SAMPLES, *COLUMNS):
         step, table = _read(session, run, name, layers)
         session.execute(delete(Strip).where(Strip.run == run, Strip.name == name))
-        _add(session, run, name, *widened(step, table, width))
+        begin, wider = widened(step, table, width)
+        _add(session, run, begin, {name: wider})
     resolution.strip_width = width
     return True
 
