@@ -111,27 +111,27 @@ class RunningServer:
 def running_server(database: str, *flags: str, **environment: str) -> Iterator[RunningServer]:
     """`python -m roundoff_server` on a free port; ready when the block begins."""
     command = [sys.executable, "-m", "roundoff_server", "--port", "0", "--database", database, *flags]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the server did not start: {process.stderr.read()}")
-        server = RunningServer(process, line.split(" at ")[1].split()[0])
-        yield server
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        process.stdout.close()
-        process.stderr.close()
+    # A pipe that nobody reads would stop it when it is full.
+    with tempfile.NamedTemporaryFile() as said, Path(said.name).open() as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **environment}
+        )
+        assert process.stdout is not None
+        process.stderr = errors
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the server did not start: {process.stderr.read()}")
+            yield RunningServer(process, line.split(" at ")[1].split()[0])
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            process.stdout.close()
 
 
 @pytest.fixture

@@ -71,6 +71,11 @@ def needed(method: str, path: str) -> TokenScope:
     return "ingest" if INGEST.fullmatch(f"{method} {path}") else "admin"
 
 
+def scope_of(method: str, path: str) -> TokenScope | None:
+    """What a token must be for, None where nobody needs one."""
+    return None if _is_open(path) else needed(method, path)
+
+
 class Access:
     """ASGI middleware around everything.
 

@@ -11,10 +11,11 @@ from fastapi import FastAPI
 from roundoff_dashboards.pages import STATIC, create_pages, not_found_page
 
 from . import __version__
-from .access import Access
+from .access import Access, scope_of
 from .api import create_api
 from .api.context import Service
 from .api.health import create_health
+from .api.openapi import describe
 from .api.problems import handle_problems
 from .api.router import PREFIX
 from .assets import Assets, create_plotly
@@ -59,6 +60,7 @@ def create_app(
     app.include_router(create_pages(service.query))
     app.include_router(create_plotly())
     app.mount("/static", Assets(directory=STATIC), name="static")
+    describe(app, scope_of)
     app.add_middleware(Access, gate=gate, local_only=local_only)
     app.add_middleware(Timed, telemetry=telemetry)
     app.add_middleware(CorrelationIdMiddleware, header_name=REQUEST_ID, validator=is_request_id)

@@ -17,11 +17,11 @@ from programs import Programs
 class Server:
     """A real server on one port and one database, through any number of lives."""
 
-    def __init__(self, start: Any, folder: Path) -> None:
+    def __init__(self, start: Any, database: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._start, self._database = start, f"sqlite:///{folder / 'served.db'}"
+        self._start, self._database = start, database
         self._life: Any = None
         self._running: Any = None
 
@@ -46,7 +46,16 @@ class Server:
 @pytest.fixture
 def revivable(start_server: Any, tmp_path: Path) -> Iterator[Server]:
     """A server that is up, and can be killed and brought up again."""
-    server = Server(start_server, tmp_path)
+    server = Server(start_server, f"sqlite:///{tmp_path / 'served.db'}")
+    server.up()
+    yield server
+    server.down()
+
+
+@pytest.fixture
+def mortal(start_server: Any, database_url: str) -> Iterator[Server]:
+    """The same on SQLite and on PostgreSQL."""
+    server = Server(start_server, database_url)
     server.up()
     yield server
     server.down()

@@ -147,7 +147,7 @@ def test_tokens_over_rest(app: FastAPI, database: Database, clock: Clock) -> Non
         assert [one["name"] for one in listed.json()] == ["boss", "ci"]
         assert new["text"] not in listed.text
         again = http.post("/api/v1/tokens", json={"name": "ci", "scopes": ["read"]})
-        assert (again.status_code, again.json()["errors"][0]["field"]) == (422, "name")
+        assert (again.status_code, again.json()["errors"][0]["field"]) == (409, "name")
         for bad in (
             {"name": "", "scopes": ["read"]},
             {"name": "x", "scopes": []},

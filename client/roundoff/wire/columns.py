@@ -13,10 +13,13 @@ from array import array
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 WORD = 8
 """Bytes of one value."""
+
+WHOLE_WORDS = "^([A-Za-z0-9+/]{32})*([A-Za-z0-9+/]{11}=|[A-Za-z0-9+/]{22}==)?$"
+"""Base64 of any number of values."""
 
 
 class Column(BaseModel):
@@ -25,7 +28,7 @@ class Column(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: Literal["i8", "f8"]
-    data: str
+    data: str = Field(json_schema_extra={"contentEncoding": "base64", "pattern": WHOLE_WORDS})
 
     @field_validator("data")
     @classmethod

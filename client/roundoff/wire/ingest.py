@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
 
 from roundoff.metrics import COUNTS, HEADROOM_BINS, ROW
 
@@ -19,10 +27,19 @@ NO_NUL = r"^[^\x00]*$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=NO_NUL)]
 Word = Annotated[str, StringConstraints(max_length=64, pattern=NO_NUL)]
 Text = Annotated[str, StringConstraints(max_length=2000, pattern=NO_NUL)]
-Step = Annotated[int, Field(ge=0, le=2**53)]
+
+
+def _whole(value: object) -> object:
+    """In JSON 2.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Step = Annotated[int, Field(ge=0, le=2**53), WHOLE]
 """Steps and counts stay whole in a JSON number and in a 64-bit column."""
 
-Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Small = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
+Number = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 """Ranks, groups, attempts: what a 32-bit column holds."""
 
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$")]
@@ -47,7 +64,9 @@ class RunStart(Wire):
     optimizer step that this attempt will take. `promise_s` is when the client will next be heard, in seconds.
     """
 
-    version: int = WIRE_VERSION
+    version: Annotated[int, WHOLE] = Field(
+        WIRE_VERSION, json_schema_extra={"minimum": 1, "maximum": WIRE_VERSION}
+    )
     project: Name
     name: Name
     config: dict[str, JsonValue] = Field(default_factory=dict)
@@ -55,7 +74,7 @@ class RunStart(Wire):
     token: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_NUL)]
     first_step: Step = 0
     rank: Small = 0
-    world_size: int = Field(1, ge=1, le=2**31 - 1)
+    world_size: Number = 1
     client: str = Field("", max_length=256, pattern=NO_NUL)
     promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
 
@@ -184,10 +203,12 @@ class Batch(Wire):
     counts, by reason, what this client has dropped so far in this attempt. `end` closes the attempt after the rows.
     """
 
-    version: int = WIRE_VERSION
+    version: Annotated[int, WHOLE] = Field(
+        WIRE_VERSION, json_schema_extra={"minimum": 1, "maximum": WIRE_VERSION}
+    )
     writer: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_NUL)]
     seq: Step
-    attempt: int = Field(ge=1, le=2**31 - 1)
+    attempt: Number
     rank: Small = 0
     promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     layers: list[Layer] = Field(default_factory=list)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from .answers import Answer
-from .ingest import Wire
+from .ingest import NO_NUL, Wire
 
 TokenScope = Literal["ingest", "read", "admin"]
 """*ingest* starts runs and sends batches, *read* looks, *admin* may everything."""
@@ -17,7 +17,7 @@ TokenScope = Literal["ingest", "read", "admin"]
 class NewToken(Wire):
     """`POST /tokens`: a name that tells what it is for, what it may do, and for how many days (None: no end)."""
 
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(min_length=1, max_length=100, pattern=NO_NUL)
     scopes: list[TokenScope] = Field(min_length=1)
     days: float | None = Field(None, gt=0, le=36_500)
 

@@ -32,7 +32,7 @@ def _too_large(limit: int) -> HTTPException:
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
     """The request body for OpenAPI: it is read by hand, to limit it and to spare a copy."""
-    content = {"application/json": {"schema": kind.model_json_schema()}}
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from roundoff.wire import Problem
 
 from ..services.intake import TooBusyError
-from ..services.problems import FieldError
+from ..services.problems import FieldError, TakenError
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_S = "5"
@@ -57,9 +57,11 @@ def _field_errors(errors: Sequence[Any], skip: int) -> list[dict[str, Any]]:
     return found
 
 
-def _fields_problem(errors: list[dict[str, Any]]) -> Response:
+def _fields_problem(
+    errors: list[dict[str, Any]], status: HTTPStatus = HTTPStatus.UNPROCESSABLE_ENTITY
+) -> Response:
     detail = "; ".join(f"{error['field']}: {error['message']}" for error in errors[:3])
-    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail[:1000], errors=errors)
+    return problem(status, detail[:1000], errors=errors)
 
 
 async def _http(_: Request, error: Exception) -> Response:
@@ -80,7 +82,8 @@ async def _body(_: Request, error: Exception) -> Response:
 
 async def _field(_: Request, error: Exception) -> Response:
     assert isinstance(error, FieldError)
-    return _fields_problem([{"field": error.field, "message": error.message}])
+    status = HTTPStatus.CONFLICT if isinstance(error, TakenError) else HTTPStatus.UNPROCESSABLE_ENTITY
+    return _fields_problem([{"field": error.field, "message": error.message}], status)
 
 
 async def _missing(_: Request, error: Exception) -> Response:
@@ -137,8 +140,8 @@ def handle_problems(app: FastAPI, missing_page: Callable[[Request], Response]) -
 
 
 def parse(kind: Any, body: bytes) -> Any:
-    """The body as `kind`. Raises `BodyError`."""
+    """The body as `kind`, types as JSON has them: `true` is no number. Raises `BodyError`."""
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise BodyError(error.errors(include_url=False, include_context=False, include_input=False)) from None

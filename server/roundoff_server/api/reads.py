@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from roundoff.wire import (
     Advised,
     AlertPage,
+    AlertState,
     Comparison,
     Finding,
     Forecast,
@@ -20,9 +21,11 @@ from roundoff.wire import (
     LayerHealth,
     Problem,
     RunPage,
+    RunState,
     RunSummary,
     Series,
 )
+from roundoff.wire.ingest import NO_NUL
 
 from ..services.orders import SORTS
 from .answers import answer
@@ -34,15 +37,18 @@ MAX_STEP = 2**53
 Limit = Annotated[int, Query(ge=1, le=500, description="Rows in one page.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
 StepBound = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
-Name = Annotated[str | None, Query(max_length=1024)]
+Name = Annotated[str | None, Query(max_length=1024, json_schema_extra={"pattern": NO_NUL})]
 Metric = Annotated[
     str,
     Query(
-        min_length=1, max_length=1100, description="A derived figure, `lr`, `effective_lr` or `scalar:NAME`."
+        min_length=1,
+        max_length=1100,
+        description="A derived figure, `lr`, `effective_lr` or `scalar:NAME`.",
+        json_schema_extra={"pattern": NO_NUL},
     ),
 ]
 
-Sort = Annotated[str, Query(max_length=20, description=f"One of {', '.join(SORTS)}.")]
+Sort = Annotated[str, Query(max_length=20, json_schema_extra={"enum": [*SORTS]})]
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "No such run, layer or metric."},
@@ -69,7 +75,7 @@ def add_reads(router: APIRouter, service: Service) -> None:
     @router.get("/runs", response_model=RunPage, responses={422: REFUSALS[422]}, tags=["runs"])
     def runs(
         project: Name = None,
-        state: Name = None,
+        state: RunState | None = None,
         q: Name = None,
         tag: Name = None,
         sort: Sort = "newest",
@@ -185,7 +191,7 @@ def add_reads(router: APIRouter, service: Service) -> None:
     def alerts(
         run_id: Name = None,
         project: Name = None,
-        state: Name = None,
+        state: AlertState | None = None,
         limit: Limit = 50,
         cursor: Cursor = None,
     ) -> Response:

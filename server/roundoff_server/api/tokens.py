@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from roundoff.wire import MadeToken, NewToken, Token
+from roundoff.wire import MadeToken, NewToken, Problem, Token
 
 from ..models import TokenRow
 from ..services import tokens
@@ -16,6 +17,8 @@ from .body import MAX_START, read_body, schema_of
 from .context import Service
 from .ingest import REFUSALS
 from .problems import parse
+
+NAME_TAKEN = {"model": Problem, "description": "A token that opens has this name."}
 
 
 def shown(row: TokenRow) -> Token:
@@ -54,7 +57,7 @@ def add_tokens(router: APIRouter, service: Service) -> None:
         "/tokens",
         response_model=MadeToken,
         status_code=201,
-        responses={status: REFUSALS[status] for status in (413, 422, 503)},
+        responses={409: NAME_TAKEN, 422: REFUSALS[422]},
         openapi_extra=schema_of(NewToken),
         tags=["tokens"],
     )
@@ -66,10 +69,10 @@ def add_tokens(router: APIRouter, service: Service) -> None:
     @router.delete(
         "/tokens/{token}",
         response_model=Token,
-        responses={status: REFUSALS[status] for status in (404, 422, 503)},
+        responses={status: REFUSALS[status] for status in (404, 422)},
         tags=["tokens"],
     )
-    def revoke_token(token: int) -> Response:
+    def revoke_token(token: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> Response:
         """Revoke a token: within seconds it opens nothing any more, nor do sessions begun with it."""
         with service.database.write() as session:
             return answer(shown(tokens.revoke(session, token, service.clock())))

@@ -120,15 +120,13 @@ class Intake:
             taken = self._commit(group)
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
             taken = [error] * len(group)
-        try:
-            for waiting, done in zip(group, taken, strict=True):
-                self._tell(waiting, done)
-        finally:
-            with self._lock:
-                self._bytes -= sum(waiting.size for waiting in popped)
-                if group:
-                    taken_bytes = sum(waiting.size for waiting in group)
-                    self._speed = taken_bytes / max(1e-3, time.monotonic() - began)
+        with self._lock:  # before anybody hears of it: who sends the next batch at once finds the room
+            self._bytes -= sum(waiting.size for waiting in popped)
+            if group:
+                taken_bytes = sum(waiting.size for waiting in group)
+                self._speed = taken_bytes / max(1e-3, time.monotonic() - began)
+        for waiting, done in zip(group, taken, strict=True):
+            self._tell(waiting, done)
 
     def _tell(self, waiting: _Waiting, done: Taken | Exception) -> None:
         if isinstance(done, Taken):

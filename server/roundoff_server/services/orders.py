@@ -28,7 +28,7 @@ class Order:
         """The query in this order, from a cursor on. Raises `FieldError`."""
         key = Run.run.expression
         if cursor is not None:
-            value, run = _read(cursor)
+            value, run = _read(cursor, isinstance(self.value.type, String))
             if self.descending:
                 beyond = or_(self.value < value, and_(self.value == value, key < run))
             else:
@@ -64,12 +64,12 @@ def cursor_of(value: Any, run: int) -> str:
     return base64.urlsafe_b64encode(json.dumps([value, run]).encode()).decode().rstrip("=")
 
 
-def _read(cursor: str) -> tuple[Any, int]:
+def _read(cursor: str, text: bool) -> tuple[Any, int]:
     try:
         value, run = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (ValueError, TypeError, binascii.Error):
         raise FieldError("cursor", f"{cursor!r} {NO_CURSOR}") from None
-    known = isinstance(value, str) or (isinstance(value, (int, float)) and abs(value) < 2**53)
+    known = isinstance(value, str) if text else isinstance(value, (int, float)) and abs(value) < 2**53
     if not known or not isinstance(run, int) or not abs(run) < 2**31:
         raise FieldError("cursor", f"{cursor!r} {NO_CURSOR}")
     return value, run

@@ -10,3 +10,7 @@ class FieldError(ValueError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+
+
+class TakenError(FieldError):
+    """Input that would fit, were it not for what is there already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -30,11 +31,14 @@ from ..models import AlertRow, LayerRow, Run, Scope
 from .buckets import apart, window
 from .headroom import read_advice, read_forecast, read_headroom
 from .heatmap import read_heatmap
-from .orders import SORTS, cursor_of, tagged
+from .orders import NO_CURSOR, SORTS, cursor_of, tagged
 from .problems import FieldError
 from .runs import find_run, page
 from .series import Asked, layer_ids, read_series
 from .summary import layer_health, moment, summaries
+
+ALERT_CURSOR = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?_[0-9]{1,9}_[0-9]{1,9}")
+"""What the cursors of the list of alerts look like."""
 
 MAX_LIMIT = 500
 """Rows in one page of an answer."""
@@ -234,22 +238,11 @@ def _in_state(state: str, now: float) -> ColumnElement[bool]:
     return and_(Run.state == "running", ~broken_promise) if state == "running" else Run.state == state
 
 
-def _run_cursor(cursor: str) -> int:
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
-        raise FieldError(
-            "cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before"
-        )
-    return int(cursor)
-
-
 def _before(cursor: str) -> ColumnElement[bool]:
-    try:
-        created, run, number = cursor.split("_")
-        at, key = float(created), (_run_cursor(run), _run_cursor(number))
-    except ValueError:
-        raise FieldError(
-            "cursor", f"{cursor!r} is no cursor of this list; use next_cursor of the page before"
-        ) from None
+    if not ALERT_CURSOR.fullmatch(cursor):
+        raise FieldError("cursor", f"{cursor!r} {NO_CURSOR}")
+    created, run, number = cursor.split("_")
+    at, key = float(created), (int(run), int(number))
     same_time = and_(
         AlertRow.created_at == at,
         or_(AlertRow.run < key[0], and_(AlertRow.run == key[0], AlertRow.number < key[1])),

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from roundoff.wire import TokenScope
 
 from ..models import TokenRow
-from .problems import FieldError
+from .problems import TakenError
 
 SCOPES: tuple[TokenScope, ...] = get_args(TokenScope)
 DAY_S = 24 * 3600.0
@@ -32,10 +32,10 @@ def digest_of(token: str) -> bytes:
 def create(
     session: Session, name: str, scopes: Sequence[TokenScope], now: float, days: float | None
 ) -> tuple[TokenRow, str]:
-    """A new token and its text. Raises `FieldError` for a name that another one has that still opens."""
+    """A new token and its text. Raises `TakenError` for a name that another one has that still opens."""
     taken = select(TokenRow.token).where(TokenRow.name == name, *_valid(now))
     if session.scalar(taken) is not None:
-        raise FieldError(
+        raise TakenError(
             "name", f"there is a token called {name!r} already; revoke it, or choose another name"
         )
     text = PREFIX + secrets.token_urlsafe(32)
