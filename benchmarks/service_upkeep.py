@@ -31,7 +31,7 @@ from sqlalchemy import func, select
 
 from marks import DOCS, table
 from reports import add_options, publish
-from roundoff_server.database import Database
+from roundoff_server.database import Database, upgrade
 from roundoff_server.models import LayerSample, Removal, Run
 from serving.places import Place, postgresql_at, served, sizes, sqlite_at
 from timing.machine import Machine, this_machine
@@ -213,6 +213,7 @@ def _is_going(database: Database) -> bool:
 def measure(place: Place, folder: Path, say: Callable[[str], None]) -> Upkeep:
     """All three, on copies."""
     database = Database(place.url)
+    upgrade(database)
     with database.read() as session:
         of_run = select(func.count()).select_from(LayerSample).join(Run, Run.run == LayerSample.run)
         rows = session.scalar(of_run.where(Run.id == BIG)) or 0

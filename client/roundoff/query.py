@@ -19,6 +19,7 @@ from .wire import (
     Advised,
     AlertPage,
     Comparison,
+    Finding,
     Forecast,
     HeadroomHistory,
     Heatmap,
@@ -33,6 +34,7 @@ from .wire import (
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _LAYERS = TypeAdapter(list[LayerHealth])
+_FINDINGS = TypeAdapter(list[Finding])
 
 TRANSPORTS = "roundoff.transports"
 """Entry points `(url: str | None) -> httpx.BaseTransport` that answer without a server process."""
@@ -157,6 +159,10 @@ class Client:
     def forecast(self, run_id: str) -> Forecast:
         """What lower learning rates would lose, by the newest histograms."""
         return self._get(f"runs/{_quoted(run_id)}/forecast", Forecast)
+
+    def findings(self, run_id: str) -> list[Finding]:
+        """What a look at dtypes, settings and weights has told before the first step."""
+        return _FINDINGS.validate_json(self._call("GET", f"runs/{_quoted(run_id)}/findings"))
 
     def advice(self, run_id: str) -> Advised:
         """What every strategy would have lost of the newest updates with histograms."""

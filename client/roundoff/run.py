@@ -155,7 +155,7 @@ class Run:
         (`roundoff.integrations.mirror` makes some for other trackers). A watch that cannot be made is a warning that
         says why, and None is returned; so it is when the run is disabled.
         """
-        if self._intake is None or self._over:
+        if self._intake is None or self._pipeline is None or self._over:
             return None
         if self._watch is not None:
             self._notices.warn(
@@ -168,6 +168,7 @@ class Run:
 
             sink: Sink = self._intake if mirror is None else Tee(self._intake, mirror)
             self._watch = watch(model, optimizer, every=every, sink=sink, **options)
+            self._pipeline.report([found.to_wire() for found in self._watch.findings])
         except Exception as error:  # noqa: BLE001 - a mistake here must not end a training
             self._notices.warn(f"the optimizer is not watched: {error}")
         return self._watch

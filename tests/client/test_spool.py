@@ -20,11 +20,11 @@ from roundoff.delivery.cursor import LIFE, SLOT_BYTES, Cursor
 from roundoff.delivery.frames import HEADER_BYTES, pack, unpack
 from roundoff.delivery.notices import Notices
 from roundoff.delivery.queue import Backlog
-from roundoff.delivery.records import Declared, Dropped, Ended, Logged, Record, Rows, array, rows_of
+from roundoff.delivery.records import Declared, Dropped, Ended, Found, Logged, Record, Rows, array, rows_of
 from roundoff.delivery.segments import segments_in
 from roundoff.delivery.spool import Spool
 from roundoff.delivery.store import HISTOGRAMS, LAYER_ROWS, Store
-from roundoff.wire import RunStart
+from roundoff.wire import Finding, RunStart
 
 EVERYTHING = 10**9
 
@@ -78,7 +78,11 @@ def logged(step: int, value: float = 1.0) -> Logged:
 
 def mixed(count: int) -> list[Record]:
     """Records of every kind, the sampled steps with and without their detail."""
-    records: list[Record] = [Declared(layers(3)), Dropped({"values (not a number)": 3})]
+    records: list[Record] = [
+        Declared(layers(3)),
+        Found([Finding(kind="eps", what="eps is 0", why="0 / 0", cure="set eps", layers=["größe"])]),
+        Dropped({"values (not a number)": 3}),
+    ]
     for step in range(count):
         records.append(logged(step, step / 3))
         if step % 3 == 0:

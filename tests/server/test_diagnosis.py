@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import sending as s
+import torch
 from calling import Api
 
+import roundoff
 from roundoff.metrics import HEADROOM_BINS, HEADROOM_LOW, Sums
 from roundoff.metrics.forecast import Part, crossings
-from roundoff.wire import Column, Headroom
+from roundoff.wire import Column, Finding, Headroom
 
 STEPS = range(0, 60, 2)
 
@@ -107,8 +110,37 @@ def test_advice_is_that_of_the_newest_samples(told: Api) -> None:
     assert by_name["plus"]["holds"]
     assert found["recommended"] in by_name
     assert found["recommended"] != "none"
-    assert found["needing"] == ["blocks.0.norm"]
+    assert found["needing"][0] == "blocks.0.norm"
     assert found["recommended"] in found["text"]
+
+
+def finding(kind: str = "eps", **fields: Any) -> Finding:
+    return Finding(kind=kind, what="eps is 0", why="0 / 0", cure="set eps", **fields)
+
+
+def test_findings_of_all_ranks_are_kept_once_and_go_with_the_attempt(api: Api) -> None:
+    api.put(s.start(world_size=2))
+    api.put(s.start(rank=1, world_size=2))
+    api.post(s.batch(findings=[finding(), finding("decay", layers=["a"])]))
+    api.post(s.batch(writer="w2", rank=1, findings=[finding(), finding("counter")]))
+    assert [one["kind"] for one in api.get("runs/r1/findings")] == ["eps", "decay", "counter"]
+    assert api.get("runs/r1/findings")[1]["layers"] == ["a"]
+    api.put(s.start(token="t2", first_step=5))
+    assert api.get("runs/r1/findings") == []
+    assert api.http.get("/api/v1/runs/no/findings").status_code == 404
+
+
+def test_a_client_sends_what_its_preflight_finds(server: str) -> None:
+    model = torch.nn.Linear(4, 4).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.9999))
+    run = roundoff.init("p", server=server)
+    watch = run.watch(model, optimizer)
+    run.finish()
+    assert watch is not None
+    assert watch.findings
+    with roundoff.Client(server) as client:
+        sent = client.findings(run.id)
+    assert [(one.kind, one.why) for one in sent] == [(found.kind, found.why) for found in watch.findings]
 
 
 def test_two_runs_side_by_side(told: Api) -> None:

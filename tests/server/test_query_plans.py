@@ -70,7 +70,8 @@ def filled(api: Api) -> Api:
     api.post(s.batch(0, **tables, **s.steps_of(range(900), s.HEALTHY, s.HEALTHY, s.STALLED, s.HEALTHY)))
     api.put(s.start("t2", first_step=800))
     again = s.steps_of(range(800, 2000), s.HEALTHY, s.HEALTHY, s.STALLED, s.HEALTHY)
-    api.post(s.batch(0, "w2", 2, layers=s.layers("a", "b.c", "b.d"), **again))
+    histograms = s.headroom([(layer, step) for step in (900, 1000, 1900) for layer in range(3)])
+    api.post(s.batch(0, "w2", 2, layers=s.layers("a", "b.c", "b.d"), headroom=histograms, **again))
     return api
 
 
@@ -84,6 +85,10 @@ def read_all(api: Api) -> None:
                 )
     api.get("runs/r1/heatmap")
     api.get("runs/r1/layers")
+    for asked in ({}, {"layer": "a"}, {"step": 1500}):
+        api.get("runs/r1/headroom", **asked)
+    api.get("runs/r1/forecast")
+    api.get("runs/r1/advice")
     api.get("runs")
     api.get("alerts")
 
@@ -118,6 +123,8 @@ def assert_sqlite(statement: str, line: str) -> None:
         assert "rank=?" in line, (statement, line)
     elif words[1] in LARGE:
         assert words[0] == "SEARCH", (statement, line)
+        if words[1] == "headroom" and "DISTINCT" not in statement:
+            assert "step=?" in line, (statement, line)
 
 
 def test_a_plan_without_the_key_would_be_seen(filled: Api, database: Database) -> None:

@@ -18,7 +18,7 @@ from roundoff.wire import (
     Scalars,
 )
 
-from .records import HISTOGRAM, Declared, End, Logged, Record, Rows
+from .records import HISTOGRAM, Declared, End, Found, Logged, Record, Rows
 
 
 def build_batch(
@@ -41,6 +41,7 @@ def build_batch(
         rank=rank,
         promise_s=promise_s,
         layers=[layer for record in records if isinstance(record, Declared) for layer in record.layers],
+        findings=[one for record in records if isinstance(record, Found) for one in record.findings],
         model=_model(sampled),
         samples=_layers([record for record in sampled if record.sums is not None]),
         headroom=_headroom([record for record in sampled if record.headroom is not None]),

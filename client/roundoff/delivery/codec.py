@@ -11,16 +11,17 @@ from typing import TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 from roundoff.metrics import ROW
-from roundoff.wire import Layer, RunStart
+from roundoff.wire import Finding, Layer, RunStart
 
-from .records import HISTOGRAM, Declared, Dropped, Ended, Logged, Record, Rows
+from .records import HISTOGRAM, Declared, Dropped, Ended, Found, Logged, Record, Rows
 from .sample import GroupSetting
 
-OPENING, DECLARED, LOGGED, ROWS, DROPPED, ENDED = range(6)
+OPENING, DECLARED, LOGGED, ROWS, DROPPED, ENDED, FOUND = range(7)
 """Kinds of frames."""
 
 _T = TypeVar("_T", int, float)
 _LAYERS = TypeAdapter(list[Layer])
+_FINDINGS = TypeAdapter(list[Finding])
 _LOGGED = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _ROWS = struct.Struct("<qIIBB")
@@ -46,6 +47,8 @@ def encode(record: Record) -> tuple[int, bytes]:
         return ROWS, _encode_rows(record)
     if isinstance(record, Declared):
         return DECLARED, _LAYERS.dump_json(list(record.layers))
+    if isinstance(record, Found):
+        return FOUND, _FINDINGS.dump_json(list(record.findings))
     if isinstance(record, Dropped):
         return DROPPED, json.dumps(record.counts).encode()
     return ENDED, json.dumps(record.how).encode()
@@ -60,6 +63,8 @@ def decode(kind: int, payload: bytes) -> Record:
             return _decode_rows(payload)
         if kind == DECLARED:
             return Declared(_LAYERS.validate_json(payload))
+        if kind == FOUND:
+            return Found(_FINDINGS.validate_json(payload))
         if kind == DROPPED:
             return Dropped(json.loads(payload))
         if kind == ENDED:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from .counters import Ledger
 from .notices import Notices
 from .queue import LAYER_ROWS, Handed, Inbox, unpacked
-from .records import Declared, Dropped, Ended, Logged, Record, Scalar, rows_of
+from .records import Declared, Dropped, Ended, Found, Logged, Record, Scalar, rows_of
 from .sender import EARLY_RECORDS, Phase
 from .spool import FORKED_CALLS as FORKED, Spool
 from .store import Store
@@ -108,7 +108,7 @@ class Collector:
 
     def _read(self, handed: Handed) -> Record | None:
         what = handed.what
-        if isinstance(what, Declared | Ended):
+        if isinstance(what, Declared | Found | Ended):
             if isinstance(what, Ended):
                 self._note_dropped()
             what.taken_at = handed.taken_at

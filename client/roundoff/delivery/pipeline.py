@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from roundoff.wire import Layer, RunStarted
+from roundoff.wire import Finding, Layer, RunStarted
 
 from .collector import Collector
 from .counters import Delivery, Ledger
 from .forking import belongs_here
 from .notices import Notices
 from .queue import BACKLOG_BYTES, INBOX_BYTES, Backlog, Inbox
-from .records import Declared, End, Ended, Scalar
+from .records import Declared, End, Ended, Found, Scalar
 from .sample import Sample
 from .sender import Phase, Sender, Source
 from .spool import Spool
@@ -97,6 +97,11 @@ class Pipeline:
         """Layers, before the first sample that holds them."""
         if self._open:
             self._inbox.put(Declared(tuple(layers)), time.monotonic())
+
+    def report(self, findings: Sequence[Finding]) -> None:
+        """What was found before the first step."""
+        if self._open and findings:
+            self._inbox.put(Found(tuple(findings)), time.monotonic())
 
     def sample(self, sample: Sample) -> None:
         """One sampled step."""

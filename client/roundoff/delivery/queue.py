@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .counters import Counts
-from .records import OVERHEAD, Declared, Ended, Logged, Record, Rows, Scalar, expected_cost
+from .records import OVERHEAD, Declared, Ended, Found, Logged, Record, Rows, Scalar, expected_cost
 from .sample import Sample
 
 INBOX_BYTES = 32 * 2**20
@@ -30,7 +30,7 @@ POINTS = "points (queue full)"
 class Handed:
     """One thing as it was handed over. `keep_rows` false leaves only the rows that an alert could come from."""
 
-    what: Sample | Declared | Ended
+    what: Sample | Declared | Found | Ended
     taken_at: float
     cost: int
     keep_rows: bool = True
@@ -80,8 +80,8 @@ class Inbox:
             return None
         return unpacked(oldest)[0] if isinstance(oldest, tuple) else oldest.taken_at
 
-    def put(self, what: Declared | Ended, now: float) -> None:
-        """Layers are always taken: their number is that of the model's parameters. So is the end."""
+    def put(self, what: Declared | Found | Ended, now: float) -> None:
+        """Layers are always taken: their number is that of the model's parameters. So are findings and the end."""
         self._append(Handed(what, now, what.cost), what.cost)
 
     def log(self, step: int, values: Mapping[str, float | Scalar], now: float) -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Literal, Protocol
 
 from roundoff.metrics import COUNTS, HEADROOM_BINS, ROW, Totals, may_alert
-from roundoff.wire import Layer
+from roundoff.wire import Finding, Layer
 
 from .sample import GroupSetting, Sample
 
@@ -47,6 +47,13 @@ class Declared(_NoData):
     """Layers declared by a watch."""
 
     layers: Sequence[Layer]
+
+
+@dataclass(slots=True)
+class Found(_NoData):
+    """What the preflight of a watch has found."""
+
+    findings: Sequence[Finding]
 
 
 @dataclass(slots=True)
@@ -149,7 +156,7 @@ class Rows:
         return before - len(kept)
 
 
-Record = Declared | Logged | Rows | Dropped | Ended
+Record = Declared | Found | Logged | Rows | Dropped | Ended
 
 
 def points_of(records: Iterable[Record]) -> int:

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from roundoff.metrics import cure, name_some, percent
 from roundoff.metrics.cures import BYTES_PER_PARAMETER, FLOAT32, PAIRS
 from roundoff.numerics import Format, format_of, round_to
+from roundoff.wire import Finding
+from roundoff.wire.ingest import MOST_NAMED
 
 from .roster import Member, roster
 from .shards import local
@@ -55,6 +57,16 @@ class Warned:
     def text(self) -> str:
         """All of it in one paragraph."""
         return f"{self.said}. {self.cure}."
+
+    def to_wire(self) -> Finding:
+        """As it is sent: of many layers the first ones are named."""
+        return Finding(
+            kind=self.kind,
+            what=self.what[:2000],
+            why=self.why[:2000],
+            cure=self.cure[:2000],
+            layers=list(self.layers[:MOST_NAMED]),
+        )
 
     @property
     def said(self) -> str:

@@ -27,6 +27,7 @@ from .columns import Column as Column
 from .ingest import (
     WIRE_VERSION as WIRE_VERSION,
     Batch as Batch,
+    Finding as Finding,
     GroupSamples as GroupSamples,
     Headroom as Headroom,
     Layer as Layer,

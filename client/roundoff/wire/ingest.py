@@ -26,6 +26,7 @@ NO_NUL = r"^[^\x00]*$"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=NO_NUL)]
 Word = Annotated[str, StringConstraints(max_length=64, pattern=NO_NUL)]
+Text = Annotated[str, StringConstraints(max_length=2000, pattern=NO_NUL)]
 
 
 def _whole(value: object) -> object:
@@ -50,6 +51,10 @@ class Wire(BaseModel):
     """Base of what travels: unknown fields are refused, non-finite floats are NaN, Infinity, -Infinity."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+MOST_NAMED = 100
+"""Layers that a finding names."""
 
 
 class RunStart(Wire):
@@ -93,6 +98,16 @@ class Layer(Wire):
     group: Small = 0
     strategy: Word = ""
     placement: Placement = "replicated"
+
+
+class Finding(Wire):
+    """What a look at dtypes, settings and weights tells before the first step; `layers` empty: of the whole model."""
+
+    kind: Word
+    what: Text
+    why: Text
+    cure: Text
+    layers: list[Name] = Field(default_factory=list, max_length=MOST_NAMED)
 
 
 class Table(Wire):
@@ -184,8 +199,8 @@ class Scalars(Table):
 class Batch(Wire):
     """`POST /runs/{run_id}/batches`. `(writer, seq)` makes it idempotent: sending it again is a no-op.
 
-    `layers` declares layers not declared before by this writer. `dropped` counts, by reason, what this
-    client has dropped so far in this attempt. `end` closes the attempt after the batch's rows.
+    `layers` declares layers not declared before by this writer, `findings` are those of the preflight. `dropped`
+    counts, by reason, what this client has dropped so far in this attempt. `end` closes the attempt after the rows.
     """
 
     version: Annotated[int, WHOLE] = Field(
@@ -197,6 +212,7 @@ class Batch(Wire):
     rank: Small = 0
     promise_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     layers: list[Layer] = Field(default_factory=list)
+    findings: list[Finding] = Field(default_factory=list, max_length=200)
     model: ModelSamples | None = None
     samples: LayerSamples | None = None
     headroom: Headroom | None = None

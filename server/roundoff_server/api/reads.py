@@ -14,6 +14,7 @@ from roundoff.wire import (
     AlertPage,
     AlertState,
     Comparison,
+    Finding,
     Forecast,
     HeadroomHistory,
     Heatmap,
@@ -167,6 +168,13 @@ def add_reads(router: APIRouter, service: Service) -> None:
     def advice(run_id: str, request: Request) -> Response:
         """What every strategy would have lost of the newest updates, and the cheapest that holds."""
         return _unless_known(request, source.version(known_id(run_id)), lambda: source.advice(run_id))
+
+    @router.get(
+        "/runs/{run_id}/findings", response_model=list[Finding], responses=REFUSALS, tags=["diagnosis"]
+    )
+    def findings(run_id: str, request: Request) -> Response:
+        """What a look at dtypes, settings and weights has told before the first step."""
+        return _unless_known(request, source.version(known_id(run_id)), lambda: source.findings(run_id))
 
     @router.get("/compare", response_model=Comparison, responses=REFUSALS, tags=["history"])
     def compare(

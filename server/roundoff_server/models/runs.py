@@ -14,7 +14,8 @@ class Run(Base):
 
     `state` is what was last declared (`stale` is derived when read). `loss_bits` is the 64-bit pattern of the
     last value of the scalar `loss`; `spark` holds a few `[step, bits]` of it, every `spark_stride`-th one.
-    `version` is counted up by all that changes what is read of the run.
+    `findings` are those of the newest attempt's preflights, each once. `version` is counted up by all that changes
+    what is read of the run.
     """
 
     __tablename__ = "runs"
@@ -39,4 +40,5 @@ class Run(Base):
     spark: Mapped[list[list[int]]] = mapped_column(JSON, default=list)
     spark_stride: Mapped[int] = mapped_column(default=1)
     spark_seen: Mapped[int] = mapped_column(BigInteger, default=0)
+    findings: Mapped[list[dict[str, JsonValue]]] = mapped_column(JSON, default=list, server_default="[]")
     version: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")

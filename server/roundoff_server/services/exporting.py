@@ -31,46 +31,48 @@ Columns = dict[str, list[Any]]
 """Column name → values: integers, floats, texts, or lists of numbers."""
 
 
+Stored = dict[str, Sequence[Any]]
+"""Columns as they are stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """One table as it is exported: its columns by name and kind (`int`, `float`, `text`, `ints`, `floats`)."""
 
     model: Any
     columns: dict[str, str]
-    convert: Callable[[Sequence[Any], dict[int, str]], Columns]
+    convert: Callable[[Stored, dict[int, str]], Columns]
 
 
-def _sums(rows: Sequence[Any], _: dict[int, str]) -> Columns:
+def _sums(stored: Stored, _: dict[int, str]) -> Columns:
     found: Columns = {}
     for name in ROW:
-        values = [getattr(row, name) for row in rows]
         missing = 0 if name in COUNTS else math.nan
-        found[name] = [missing if value is None else value for value in values]
+        found[name] = [missing if value is None else value for value in stored[name]]
     return found
 
 
-def _layer_sums(rows: Sequence[Any], names: dict[int, str]) -> Columns:
-    return {"layer": [names[row.layer] for row in rows]} | _sums(rows, names)
+def _layer_sums(stored: Stored, names: dict[int, str]) -> Columns:
+    return {"layer": [names[layer] for layer in stored["layer"]]} | _sums(stored, names)
 
 
-def _scalars(rows: Sequence[Any], names: dict[int, str]) -> Columns:
-    bits = np.array([row.bits for row in rows], dtype="i8")
-    return {"name": [names[row.scalar] for row in rows], "value": bits.view("f8").tolist()}
+def _scalars(stored: Stored, names: dict[int, str]) -> Columns:
+    bits = np.array(stored["bits"], dtype="i8")
+    return {"name": [names[scalar] for scalar in stored["scalar"]], "value": bits.view("f8").tolist()}
 
 
-def _groups(rows: Sequence[Any], _: dict[int, str]) -> Columns:
-    found: Columns = {"group": [row.group_index for row in rows]}
+def _groups(stored: Stored, _: dict[int, str]) -> Columns:
+    found: Columns = {"group": list(stored["group_index"])}
     for name in ("lr", "weight_decay"):
-        values = [getattr(row, name) for row in rows]
-        found[name] = [math.nan if value is None else value for value in values]
+        found[name] = [math.nan if value is None else value for value in stored[name]]
     return found
 
 
-def _headroom(rows: Sequence[Any], names: dict[int, str]) -> Columns:
+def _headroom(stored: Stored, names: dict[int, str]) -> Columns:
     return {
-        "layer": [names[row.layer] for row in rows],
-        "counts": [np.frombuffer(row.counts, "<i8", HEADROOM_BINS).tolist() for row in rows],
-        "energy": [np.frombuffer(row.energy, "<f8", HEADROOM_BINS).tolist() for row in rows],
+        "layer": [names[layer] for layer in stored["layer"]],
+        "counts": [np.frombuffer(counts, "<i8", HEADROOM_BINS).tolist() for counts in stored["counts"]],
+        "energy": [np.frombuffer(energy, "<f8", HEADROOM_BINS).tolist() for energy in stored["energy"]],
     }
 
 
@@ -115,9 +117,10 @@ def _parts(database: Database, run: int, name: str) -> Iterator[Columns]:
             names = _names(session, run, name) if rows else {}
         if not rows:
             return
-        found = table.convert(rows, names)
+        stored = dict(zip((column.name for column in columns), zip(*rows, strict=True), strict=True))
+        found = table.convert(stored, names)
         for place in _PLACE:
-            found[place] = [getattr(row, place) for row in rows]
+            found[place] = list(stored[place])
         yield {column: found[column] for column in table.columns}
         last = tuple(getattr(rows[-1], column.name) for column in key)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select, tuple_
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from roundoff.metrics import HEADROOM_BINS, HEADROOM_LOW, ROW, Observed, Sums, Totals, advise
@@ -18,6 +18,7 @@ from roundoff.wire import Advised, Crossed, Forecast, HeadroomHistory, LayerFore
 
 from ..models import GroupSample, HeadroomSample, LayerRow, LayerSample, Run
 from .buckets import Window
+from .samples import ranks_of
 
 ROWS = 20_000
 """Histograms that one answer adds up at most."""
@@ -202,27 +203,35 @@ def _add(total: Histogram, counts: NDArray[np.int64], energy: NDArray[np.float64
 def _rows(session: Session, run: int, layers: Sequence[int], moments: Sequence[Moment]) -> Any:
     """Layer, moment, counts and energies of single histograms."""
     table = HeadroomSample
-    query = select(table.layer, table.attempt, table.step, table.counts, table.energy).where(
-        table.run == run,
-        table.layer.in_(list(layers)),
-        tuple_(table.attempt, table.step).in_(list(moments)),
-    )
-    for layer, attempt, step, counts, energy in session.execute(query):
-        yield layer, (attempt, step), np.frombuffer(counts, "<i8"), np.frombuffer(energy, "<f8")
+    for attempt, where in _keys(session, run, table, moments):
+        query = select(table.layer, table.step, table.counts, table.energy)
+        for layer, step, counts, energy in session.execute(query.where(table.layer.in_(layers), *where)):
+            yield layer, (attempt, step), np.frombuffer(counts, "<i8"), np.frombuffer(energy, "<f8")
+
+
+def _keys(
+    session: Session, run: int, table: Any, moments: Sequence[Moment]
+) -> Iterator[tuple[int, list[ColumnElement[bool]]]]:
+    """Attempt by attempt the conditions on the whole key, but for its second column, so that rows are found by it."""
+    for attempt, ranks in ranks_of(session, run).items():
+        steps = [step for number, step in moments if number == attempt]
+        if steps:
+            yield (
+                attempt,
+                [table.run == run, table.attempt == attempt, table.rank.in_(ranks), table.step.in_(steps)],
+            )
 
 
 def _totals(session: Session, run: int, moments: Sequence[Moment]) -> dict[int, Totals]:
     """The sums of each layer at some moments, ranks added up."""
     names = [getattr(LayerSample, name) for name in ROW]
-    query = select(LayerSample.layer, *names).where(
-        LayerSample.run == run,
-        LayerSample.layer.in_(select(LayerRow.layer).where(LayerRow.run == run)),
-        tuple_(LayerSample.attempt, LayerSample.step).in_(list(moments)),
-    )
+    layers = session.scalars(select(LayerRow.layer).where(LayerRow.run == run)).all()
     found: dict[int, Totals] = {}
-    for layer, *values in session.execute(query):
-        row = {name: 0 if value is None else value for name, value in zip(ROW, values, strict=True)}
-        found[layer] = found.get(layer, Totals()) + Totals.of(SimpleNamespace(**row))
+    for _, where in _keys(session, run, LayerSample, moments):
+        query = select(LayerSample.layer, *names).where(LayerSample.layer.in_(layers), *where)
+        for layer, *values in session.execute(query):
+            row = {name: 0 if value is None else value for name, value in zip(ROW, values, strict=True)}
+            found[layer] = found.get(layer, Totals()) + Totals.of(SimpleNamespace(**row))
     return found
 
 
@@ -230,10 +239,13 @@ def _group_rates(
     session: Session, run: int, moments: Sequence[Moment]
 ) -> dict[tuple[Moment, int], float | None]:
     """Learning rates by moment and parameter group."""
-    query = select(GroupSample.attempt, GroupSample.step, GroupSample.group_index, GroupSample.lr).where(
-        GroupSample.run == run, tuple_(GroupSample.attempt, GroupSample.step).in_(list(moments))
-    )
-    return {((attempt, step), group): rate for attempt, step, group, rate in session.execute(query)}
+    groups = session.scalars(select(LayerRow.group_index).where(LayerRow.run == run).distinct()).all()
+    found: dict[tuple[Moment, int], float | None] = {}
+    for attempt, where in _keys(session, run, GroupSample, moments):
+        query = select(GroupSample.step, GroupSample.group_index, GroupSample.lr)
+        for step, group, rate in session.execute(query.where(GroupSample.group_index.in_(groups), *where)):
+            found[(attempt, step), group] = rate
+    return found
 
 
 def _rates(

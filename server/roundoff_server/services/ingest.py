@@ -34,6 +34,9 @@ from .problems import FieldError
 from .runs import ENDED, check_version, find_run, latest_attempt
 from .upkeep import Upkeep
 
+MOST_FINDINGS = 200
+"""Findings that are kept of a run."""
+
 
 @dataclass(slots=True)
 class Taken:
@@ -82,6 +85,8 @@ class _Intake:
         if glance is not None:  # what an earlier attempt left in its spool says nothing of the present one
             run.heard_at, run.promise_s = max(self.now, run.heard_at), batch.promise_s
         layers = self._declare()
+        if glance is not None and batch.findings:
+            self._find()
         upkeep = Upkeep(self.session, run, self.attempt, batch.rank)
         model, samples = self._model(upkeep), self._samples(layers, upkeep)
         self._headroom(layers)
@@ -115,6 +120,13 @@ class _Intake:
             )
         )
         return {index: layer for index, layer in rows}  # noqa: C416
+
+    def _find(self) -> None:
+        """Keep what the preflight has found, of every rank once."""
+        new = [finding.model_dump() for finding in self.batch.findings]
+        known = self.run.findings
+        fresh = [one for place, one in enumerate(new) if one not in known and one not in new[:place]]
+        self.run.findings = (known + fresh)[:MOST_FINDINGS]
 
     def _keep_layers(self) -> None:
         run = self.run.run

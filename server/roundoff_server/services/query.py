@@ -15,6 +15,7 @@ from roundoff.wire import (
     AlertPage,
     AlertState,
     Comparison,
+    Finding,
     Forecast,
     HeadroomHistory,
     Heatmap,
@@ -170,6 +171,11 @@ class Query:
         with self._database.read() as session:
             run = find_run(session, run_id)
             return read_forecast(session, run, window(session, run))
+
+    def findings(self, run_id: str) -> list[Finding]:
+        """What the preflight of the newest attempt has found. Raises LookupError."""
+        with self._database.read() as session:
+            return [Finding.model_validate(one) for one in find_run(session, run_id).findings]
 
     def advice(self, run_id: str) -> Advised:
         """What every strategy would have lost. Raises LookupError, also where there is nothing to compare yet."""

@@ -113,6 +113,7 @@ def _new_attempt(session: Session, run: Run, body: RunStart, now: float) -> Atte
     run.state = "running"
     if earlier:
         run.project, run.name, run.client = body.project, body.name, body.client or run.client
+        run.findings = []
         run.config, run.tags = body.config or run.config, body.tags or run.tags
         _rewind(session, run, body.first_step)
         resolution = session.get(Resolution, run.run)
