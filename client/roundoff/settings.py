@@ -21,7 +21,7 @@ DEFAULT_SERVER = "http://127.0.0.1:8765"
 FILE_NAME = "roundoff.toml"
 
 SERVER_KEYS = frozenset(
-    {"admin_token", "database_url", "host", "insecure", "log_format", "log_level", "port"}
+    {"admin_token", "database_url", "host", "insecure", "log_format", "log_level", "port", "proxies"}
 )
 """Keys of the server's settings in the same file; the client passes over them."""
 

@@ -7,9 +7,6 @@ import re
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
-from limits import parse
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,16 +17,13 @@ from roundoff.wire import TokenScope
 
 from .api.problems import problem
 from .api.router import PREFIX
-from .gate import Caller, Gate, bearer
+from .gate import Caller, Gate, WrongTokensError, place_of
 from .logs import AUDIT
 
 log = logging.getLogger(__name__)
 audit = logging.getLogger(AUDIT)
 
 INGEST = re.compile(rf"PUT {PREFIX}/runs/[^/]+|POST {PREFIX}/runs/[^/]+/batches")
-WRONG_TOKENS = parse("30/minute")
-"""So many wrong tokens are answered to one address."""
-
 OPEN_PATHS = ("/healthz", "/readyz", "/login", "/static/")
 """What may be seen without a token: liveness, and what the sign-in page needs."""
 
@@ -88,7 +82,6 @@ class Access:
         self._app = app
         self._gate = gate
         self._local_only = local_only and gate is None
-        self._wrong = MovingWindowRateLimiter(MemoryStorage())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,21 +113,15 @@ class Access:
             return problem(HTTPStatus.FORBIDDEN, "a page of another site may not write here")
         if self._gate is None or _is_open(scope["path"]):
             return None
-        place = (scope.get("client") or ("",))[0]
-        if not self._wrong.test(WRONG_TOKENS, place):
-            return problem(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "too many wrong tokens came from this address; wait a minute",
-                headers={"Retry-After": "60"},
-            )
+        place = place_of(scope)
         try:
-            caller = await run_in_threadpool(self._gate.caller, headers)
+            caller = await run_in_threadpool(self._gate.caller, headers, place)
+        except WrongTokensError as error:
+            return problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), headers={"Retry-After": "60"})
         except SQLAlchemyError as error:
             log.error("the database did not answer: %s", error)
             detail = "the database is not available now, so tokens cannot be checked; ask again"
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "5"})
-        if caller is None and bearer(headers) is not None:
-            self._wrong.hit(WRONG_TOKENS, place)
         scope["caller"] = caller
         return _verdict(scope, headers, caller, needs)
 
@@ -172,7 +159,7 @@ def _note(scope: Scope, status: int) -> None:
             "status": status,
             "token": None if caller is None else caller.token,
             "token_name": None if caller is None else caller.name,
-            "client": (scope.get("client") or ("",))[0],
+            "client": place_of(scope),
         },
     )
 

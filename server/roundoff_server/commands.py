@@ -67,7 +67,7 @@ def serve(
                 _open(where)
 
         app.state.service.start_relay()
-        run(app, listener, ready)
+        run(app, listener, ready, settings.proxies)
         app.state.service.close()
         store.dispose()
 

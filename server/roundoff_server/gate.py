@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 
 from itsdangerous import BadSignature, URLSafeTimedSerializer
+from limits import parse
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from roundoff.wire import TokenScope
 
@@ -25,11 +29,21 @@ SESSION_S = 7 * 24 * 3600
 KEPT_S = 5.0
 """How long what the database says of a token is taken for granted: a revoked one opens no longer than that."""
 
+WRONG_TOKENS = parse("30/minute")
+"""So many wrong tokens are answered to one address."""
+
 MOST_KEPT = 1000
 SET_TOKEN = 0
 """Stands for the token of the settings, which is in no table."""
 
 log = logging.getLogger(__name__)
+
+
+class WrongTokensError(PermissionError):
+    """Too many wrong tokens came from one address."""
+
+    def __init__(self) -> None:
+        super().__init__("too many wrong tokens came from this address; wait a minute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,9 @@ class Gate:
 
     A session stands for the token that it was begun with, signed with a key made of that token's hash: it ends with
     the token, and every server on the database knows it. Calls wait for the database.
+
+    After many wrong tokens from one address it takes no more of them, nor the one of the settings, which people choose
+    and others may guess. Tokens of the database cannot be guessed: they open also where a neighbour is wrong.
     """
 
     def __init__(self, database: Database, admin_token: str | None, clock: Callable[[], float]) -> None:
@@ -60,25 +77,34 @@ class Gate:
         if admin_token is not None:
             digest = tokens.digest_of(admin_token)
             self._set = Caller(SET_TOKEN, "ROUNDOFF_ADMIN_TOKEN", digest, frozenset({"admin"}))
+        self._wrong = MovingWindowRateLimiter(MemoryStorage())
         self._kept: dict[bytes | int, tuple[Caller, float]] = {}
 
-    def caller(self, headers: Headers) -> Caller | None:
-        """Who sends these headers; None if that opens nothing."""
+    def caller(self, headers: Headers, place: str) -> Caller | None:
+        """Who sends these headers from an address; None if that opens nothing. Raises `WrongTokensError`."""
         text = bearer(headers)
         if text is not None:
-            return self.with_token(text)
+            return self.with_token(text, place)
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
             return None
         return None if cookie is None else self.with_session(cookie.value)
 
-    def with_token(self, text: str) -> Caller | None:
-        """Who has this token. It is compared by its hash, the one of the settings in constant time."""
+    def with_token(self, text: str, place: str) -> Caller | None:
+        """Who has this token. It is compared by its hash, the one of the settings in constant time.
+
+        Raises `WrongTokensError`.
+        """
         digest = tokens.digest_of(text)
         if self._set is not None and hmac.compare_digest(digest, self._set.digest):
+            if not self._wrong.test(WRONG_TOKENS, place):
+                raise WrongTokensError
             return self._set
-        return self._look_up(digest)
+        found = self._look_up(digest)
+        if found is None and not self._wrong.hit(WRONG_TOKENS, place):
+            raise WrongTokensError
+        return found
 
     def with_session(self, cookie: str) -> Caller | None:
         """Who has begun this session, unless it is too old or its token opens no more."""
@@ -123,6 +149,12 @@ class Gate:
                 tokens.mark_used(session, row.token, now)
         except SQLAlchemyError as error:  # no reason to refuse
             log.warning("when token %s was used is not noted: %s", row.token, error)
+
+
+def place_of(scope: Scope) -> str:
+    """The address that a request comes from; behind a proxy that is believed, the one that it names."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def bearer(headers: Headers) -> str | None:

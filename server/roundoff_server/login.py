@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from .api.body import read_body
-from .gate import COOKIE, SESSION_S, Gate
+from .gate import COOKIE, SESSION_S, Gate, WrongTokensError, place_of
 
 MAX_FORM = 8192
 
@@ -74,7 +74,13 @@ def create_login(gate: Gate | None) -> APIRouter:
         answer = RedirectResponse(back, HTTPStatus.SEE_OTHER)
         if gate is None:
             return answer
-        caller = await run_in_threadpool(gate.with_token, form.get("token", [""])[0].strip())
+        text = form.get("token", [""])[0].strip()
+        try:
+            caller = await run_in_threadpool(gate.with_token, text, place_of(request.scope))
+        except WrongTokensError:
+            return _page(
+                back, "Too many wrong tokens came from here. Wait a minute.", HTTPStatus.TOO_MANY_REQUESTS
+            )
         if caller is None or not caller.may("read"):
             text = "This token may not read." if caller else "This is no token of this server."
             return _page(back, text, HTTPStatus.UNAUTHORIZED)

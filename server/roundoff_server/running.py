@@ -81,14 +81,18 @@ class _Server(uvicorn.Server):
         self._stopping()
 
 
-def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then stop within about `STOP_S` seconds."""
+def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None], proxies: str) -> None:
+    """Serve until SIGINT or SIGTERM, then stop within about `STOP_S` seconds.
+
+    `proxies` are the addresses, joined by commas, whose X-Forwarded-For and X-Forwarded-Proto are believed.
+    """
     config = uvicorn.Config(
         app,
         lifespan="off",
         access_log=False,
         log_level="warning",
         server_header=False,
+        forwarded_allow_ips=proxies,
         timeout_graceful_shutdown=STOP_S,
         timeout_keep_alive=65,
     )

@@ -37,6 +37,7 @@ class ServerSettings(BaseSettings):
     - `database_url`: SQLAlchemy URL or the path of a SQLite file; default a file in the user's data folder
     - `host`, `port`: where to listen; default 127.0.0.1:8765
     - `admin_token`: a token that may everything, beside those in the database
+    - `proxies`: addresses of proxies that say who asks and whether by https, joined by commas; * for any
     - `insecure`: ask nobody for a token, also beyond this machine
     - `log_level`: debug, info (a line for each request), warning or error; `log_format`: text or json
     """
@@ -48,6 +49,7 @@ class ServerSettings(BaseSettings):
     port: int = Field(8765, ge=0, le=65535)
     admin_token: SecretStr | None = Field(None, min_length=8)
     insecure: bool = False
+    proxies: str = "127.0.0.1"
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["text", "json"] = "text"
 

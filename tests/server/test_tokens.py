@@ -18,11 +18,11 @@ from sqlalchemy import text
 from test_access import routes
 
 from roundoff.cli import main
-from roundoff_server.access import OPEN_PATHS, WRONG_TOKENS
+from roundoff_server.access import OPEN_PATHS
 from roundoff_server.app import create_app
 from roundoff_server.closing import first_token, is_closed
 from roundoff_server.database import Database
-from roundoff_server.gate import COOKIE, KEPT_S, SESSION_S
+from roundoff_server.gate import COOKIE, KEPT_S, SESSION_S, WRONG_TOKENS
 from roundoff_server.services import tokens
 from roundoff_server.settings import SettingsError, load
 from roundoff_server.transport import InProcess
@@ -215,6 +215,20 @@ def test_many_wrong_tokens_are_answered_with_a_pause(app: FastAPI, database: Dat
     with client(app, "wrong") as http:
         found = [http.get("/api/v1/runs").status_code for _ in range(WRONG_TOKENS.amount + 5)]
     assert found == [401] * WRONG_TOKENS.amount + [429] * 5
+    with client(app) as http:
+        assert http.post("/login", data={"token": "wrong"}).status_code == 429
+    with client(app, made(database, clock, "read")) as http:
+        assert http.get("/api/v1/runs").status_code == 200, "a neighbour with a right one is not shut out"
+
+
+def test_the_token_of_the_settings_cannot_be_guessed_at(database: Database, clock: Clock) -> None:
+    app = create_app(database, token="correct horse", local_only=False, clock=clock)
+    with client(app) as http:
+        for _ in range(WRONG_TOKENS.amount):
+            assert http.post("/login", data={"token": "wrong"}).status_code == 401
+        assert http.post("/login", data={"token": "correct horse"}).status_code == 429
+    with client(app, "correct horse") as http:
+        assert http.get("/api/v1/runs").status_code == 429
 
 
 def test_what_needs_admin_leaves_a_line(
