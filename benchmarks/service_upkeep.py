@@ -33,6 +33,7 @@ from marks import DOCS, table
 from reports import add_options, publish
 from roundoff_server.database import Database, upgrade
 from roundoff_server.models import LayerSample, Removal, Run
+from roundoff_server.services.removal import remove, sweep
 from serving.places import Place, postgresql_at, served, sizes, sqlite_at
 from timing.machine import Machine, this_machine
 
@@ -166,13 +167,24 @@ def command(*words: str) -> tuple[float, float]:
 
 
 def thin(place: Place) -> tuple[float, float, float]:
-    """`db thin` of everything: seconds, memory, and the bytes that are left per run of this size, vacuumed."""
+    """`db thin` where this run is alone: seconds, memory, and the bytes of the whole database, vacuumed."""
+    _leave_alone(place)
     took, memory = command("db", "thin", "--days", "0", "--database", place.url)
     vacuum(place)
     database = Database(place.url)
     left = sum(sizes(database).values())
     database.dispose()
     return took, memory, float(left)
+
+
+def _leave_alone(place: Place) -> None:
+    """Delete all other runs."""
+    database = Database(place.url)
+    with database.write() as session:
+        for run_id in session.scalars(select(Run.id).where(Run.id != BIG)).all():
+            remove(session, run_id)
+    sweep(database)
+    database.dispose()
 
 
 def vacuum(place: Place) -> None:
