@@ -90,7 +90,7 @@ def _fresh(server: str) -> Iterator[str]:
         connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
     yield server.replace("/postgres?", f"/{name}?")
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
 class RunningServer:

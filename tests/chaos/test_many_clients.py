@@ -14,7 +14,11 @@ from arrived import points, summary
 from programs import Programs, eventually, say
 
 PROGRAM = str(Path(load.__file__))
-PACE_S = 0.25
+PACE_S = 1.0
+"""Between two batches of one training; a client sends two a second at most."""
+
+LOOK_S = 0.25
+"""Between two reads of one reader."""
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def test_no_error_reaches_anybody(
     # The first run must be there; what starts later also ends later.
     first_batch(server)
     began += [
-        programs.start(PROGRAM, "read", server, "run0", str(seconds), str(PACE_S)) for _ in range(readers)
+        programs.start(PROGRAM, "read", server, "run0", str(seconds), str(LOOK_S)) for _ in range(readers)
     ]
     told: list[dict[str, Any]] = []
     for process in began:

@@ -63,8 +63,8 @@ def test_from_start_to_a_live_event(start_server: Any, database_url: str) -> Non
         )
 
 
-def test_last_event_id_catches_up(server: str) -> None:
-    with httpx.Client(base_url=f"{server}/api/v1") as http:
+def test_last_event_id_catches_up(start_server: Any, database_url: str) -> None:
+    with start_server(database_url) as running, httpx.Client(base_url=f"{running.url}/api/v1") as http:
         for name in ("a", "b", "c"):
             http.put(f"runs/{name}", content=s.start().model_dump_json()).raise_for_status()
         with http.stream("GET", "events", headers={"Last-Event-ID": "before-1"}) as stream:
@@ -81,8 +81,8 @@ def test_last_event_id_catches_up(server: str) -> None:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_in_time_with_streams_open(start_server: Any, tmp_path: Path, sig: int) -> None:
-    with start_server(str(tmp_path / "x.db")) as running, ExitStack() as stack:
+def test_it_stops_in_time_with_streams_open(start_server: Any, database_url: str, sig: int) -> None:
+    with start_server(database_url) as running, ExitStack() as stack:
         http = stack.enter_context(
             httpx.Client(base_url=running.url, limits=httpx.Limits(max_connections=100))
         )
@@ -142,13 +142,13 @@ def test_what_cannot_start_says_so_in_one_line(tmp_path: Path) -> None:
         assert (done.stderr.count("\n"), done.stdout) == (1, ""), done.stderr
 
 
-def test_beyond_this_machine_the_first_token_is_shown_once(start_server: Any, tmp_path: Path) -> None:
-    with start_server(str(tmp_path / "x.db"), "--host", "0.0.0.0") as running:
+def test_beyond_this_machine_the_first_token_is_shown_once(start_server: Any, database_url: str) -> None:
+    with start_server(database_url, "--host", "0.0.0.0") as running:
         assert httpx.get(f"{running.url}/api/v1/runs").status_code == 401
         token = running.process.stdout.readline().removeprefix("First admin token, shown this once: ").strip()
         headers = {"Authorization": f"Bearer {token}"}
         assert httpx.get(f"{running.url}/api/v1/tokens", headers=headers).json()[0]["name"] == "first"
-    with start_server(str(tmp_path / "x.db")) as running:
+    with start_server(database_url) as running:
         assert httpx.get(f"{running.url}/api/v1/runs").status_code == 401
         assert httpx.get(f"{running.url}/api/v1/runs", headers=headers).status_code == 200
 
@@ -161,12 +161,12 @@ def test_beyond_this_machine_with_a_token(start_server: Any, tmp_path: Path) -> 
         assert opened.status_code == 200
 
 
-def test_killed_in_the_middle_keeps_what_it_answered(start_server: Any, tmp_path: Path) -> None:
-    database = str(tmp_path / "x.db")
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_ended_in_the_middle_keeps_what_it_answered(start_server: Any, database_url: str, sig: int) -> None:
     answered = -1
-    with start_server(database) as running, httpx.Client(base_url=f"{running.url}/api/v1/runs/") as http:
+    with start_server(database_url) as running, httpx.Client(base_url=f"{running.url}/api/v1/runs/") as http:
         http.put("r1", content=s.start().model_dump_json())
-        timer = threading.Timer(0.7, running.process.kill)
+        timer = threading.Timer(0.7, running.process.send_signal, [sig])
         timer.start()
         try:
             for seq in range(10_000):
@@ -176,17 +176,16 @@ def test_killed_in_the_middle_keeps_what_it_answered(start_server: Any, tmp_path
         except httpx.HTTPError:
             timer.join()
     assert answered > 0
-    with start_server(database) as running:
+    with start_server(database_url) as running:
         found = httpx.get(
             f"{running.url}/api/v1/runs/r1/series", params={"metric": "edq", "max_points": 20_000}
         )
         assert set(range(answered + 1)) <= set(found.json()["steps"])
 
 
-def test_writers_and_readers_of_two_processes_share_a_file(start_server: Any, tmp_path: Path) -> None:
-    database = str(tmp_path / "x.db")
+def test_writers_and_readers_of_two_processes_share_a_database(start_server: Any, database_url: str) -> None:
     faults: list[str] = []
-    with start_server(database) as one, start_server(database) as two:
+    with start_server(database_url) as one, start_server(database_url) as two:
         httpx.put(f"{one.url}/api/v1/runs/r1", content=s.start().model_dump_json()).raise_for_status()
 
         def write(url: str, writer: str) -> None:

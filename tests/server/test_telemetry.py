@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 import sending as s
-from calling import Api, Clock
+from calling import Api
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import OperationalError
 
@@ -108,15 +109,26 @@ def test_a_fault_says_which_line_of_the_log(api: Api, monkeypatch: pytest.Monkey
     assert (answer.status_code, "as request mine" in answer.json()["detail"]) == (500, True)
 
 
-def test_not_ready_without_the_schema_or_the_database(local: Database, clock: Clock) -> None:
-    api = Api(local, clock)
+def test_not_ready_without_the_schema_or_the_database(
+    api: Api, database: Database, database_url: str
+) -> None:
     assert api.http.get("/readyz").json() == {"ready": True}
-    with local.write() as session:
+    with database.write() as session:
         session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
     assert api.http.get("/readyz").status_code == 503
-    Path(str(local.url.database)).unlink()
+    take_away(database, database_url)
     answer = api.http.get("/readyz")
-    assert (answer.status_code, str(local.url.database) in answer.text) == (503, False)
+    assert (answer.status_code, str(database.url.database) in answer.text) == (503, False)
+
+
+def take_away(database: Database, url: str) -> None:
+    """Remove a database, whoever uses it."""
+    if database.is_sqlite:
+        Path(str(database.url.database)).unlink()
+        return
+    name = str(database.url.database)
+    with psycopg.connect(url.replace(f"/{name}?", "/postgres?"), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
 def test_logs_are_objects_a_line_and_hold_no_token(tmp_path: Path) -> None:
