@@ -94,7 +94,7 @@ def _measure(place: Place, rows: int, console: Console) -> Measured:
     upgrade(database)
     parts = {TENTH: rows // LAYERS // 10, BIG: rows // LAYERS}
     _fill(database, place.name, parts, console)
-    size = kept(database, sum(parts.values()) * LAYERS)
+    size = kept(database)
     with served(place) as (server, _):
         found = [reads(server, run, part * LAYERS, LAYERS, part) for run, part in parts.items()]
         empty, full = _ingest(database, server)

@@ -8,10 +8,12 @@ from statistics import median
 
 import httpx
 from pydantic import BaseModel, ConfigDict
+from sqlalchemy import func, select
 
 from roundoff.metrics import ROW
 from roundoff.wire import Batch, RunStart
 from roundoff_server.database import Database
+from roundoff_server.models import LayerSample
 from roundoff_server.services.intake import Intake
 from roundoff_server.services.runs import start
 
@@ -119,8 +121,10 @@ def _median_ms(once: Callable[[], None]) -> float:
     return median(times)
 
 
-def kept(database: Database, rows: int) -> Kept:
-    """Bytes on disk of a database that holds hardly anything but `rows` rows."""
+def kept(database: Database) -> Kept:
+    """Bytes on disk for each row of a layer, of a database that holds hardly anything else."""
+    with database.read() as session:
+        rows = session.scalar(select(func.count()).select_from(LayerSample)) or 1
     found = sizes(database)
     rolled_up = sum(found[name] for name in ("blocks", "strips", "block_marks", "resolutions"))
     return Kept(rows=rows, bytes_per_row=sum(found.values()) / rows, rolled_up_per_row=rolled_up / rows)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from roundoff.metrics import COUNTS, Metric
@@ -66,15 +67,15 @@ def read_samples(
     metrics: Sequence[Metric] = (),
 ) -> Binned:
     """The samples in `steps`, the last not included, as buckets of one sample."""
-    table = scope.table
-    query = select(table.step).where(*scope.within(steps)).order_by(table.step)
     if len(scope.ranks) == 1:
-        query = query.add_columns(*(_column(table, name) for name in names))
+        rows = _of_rank(session, scope, steps, tuple(names))
     else:
-        query = query.add_columns(*summed(table, names)).group_by(table.step)
-    columns: list[Any] = list(zip(*session.execute(query), strict=True))
-    if not columns:
+        table = scope.table
+        query = select(table.step, *summed(table, names)).where(*scope.within(steps))
+        rows = session.execute(query.group_by(table.step).order_by(table.step)).all()
+    if not rows:
         return nothing(names, metrics)
+    columns: list[Any] = list(zip(*rows, strict=True))
     sums: Columns = {
         name: np.array(column, dtype="i8" if name in COUNTS else "f8")
         for name, column in zip(names, columns[1:], strict=True)
@@ -82,6 +83,22 @@ def read_samples(
     return of_samples(np.array(columns[0], dtype="i8"), sums, metrics)
 
 
-def _column(table: type[LayerSample] | type[ModelSample], name: str) -> ColumnElement[Any]:
-    column = getattr(table, name)
-    return func.coalesce(column, 0) if name in COUNTS else column.expression
+def _of_rank(session: Session, scope: Scope, steps: tuple[int, int], names: tuple[str, ...]) -> Sequence[Any]:
+    """Rows as the driver gives them: roll-ups read every sample once, and an object for each row would cost most."""
+    keys = {"run": scope.run, "attempt": scope.attempt, "rank": scope.ranks[0]}
+    keys |= {} if scope.layer == MODEL else {"layer": scope.layer}
+    connection = session.connection()
+    query = _query(connection.dialect.name, scope.table.__tablename__, tuple(keys), names)
+    result = connection.exec_driver_sql(query, (*keys.values(), *steps))
+    assert result.cursor is not None
+    found: Sequence[Any] = result.cursor.fetchall()
+    result.close()
+    return found
+
+
+@lru_cache(maxsize=256)
+def _query(dialect: str, table: str, keys: tuple[str, ...], names: tuple[str, ...]) -> str:
+    mark = "?" if dialect == "sqlite" else "%s"
+    columns = (f"coalesce({name}, 0)" if name in COUNTS else name for name in names)
+    where = (*(f"{key} = {mark}" for key in keys), f"step >= {mark}", f"step < {mark}")
+    return f"SELECT step, {', '.join(columns)} FROM {table} WHERE {' AND '.join(where)} ORDER BY step"
