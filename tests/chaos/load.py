@@ -1,15 +1,18 @@
 """A client in a process of its own that counts how long its requests took and what went wrong.
 
-    python load.py write URL RUN SECONDS PACE    # batches, one after the other, one per PACE seconds at most
-    python load.py read URL RUN SECONDS PACE     # pages of runs, series, heatmaps
+    python load.py write URL RUN AT SECONDS PACE    # batches, one after the other, one per PACE seconds at most
+    python load.py read URL RUN AT SECONDS PACE     # pages of runs, series, heatmaps
 
-Prints one JSON document when it is done.
+Begins at the time AT (seconds since 1970), somewhere within the first PACE, as no two trainings keep step. Prints one
+JSON document when it is done.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -104,11 +107,13 @@ def _reads(http: httpx.Client, run_id: str) -> Iterator[httpx.Response]:
 
 
 def main() -> None:
-    kind, url, run_id, seconds, pace = sys.argv[1:]
+    kind, url, run_id, begin, seconds, pace = sys.argv[1:]
+    phase = random.Random(f"{kind} {run_id} {os.getpid()}").uniform(0, float(pace))
     took: list[float] = []
     faults: list[str] = []
     with httpx.Client(base_url=f"{url}/api/v1/", timeout=30, trust_env=False) as http:
         requests = (_writes if kind == "write" else _reads)(http, run_id)
+        time.sleep(max(0.0, float(begin) + phase - time.time()))
         until = time.monotonic() + float(seconds)
         while time.monotonic() < until:
             began = time.monotonic()
